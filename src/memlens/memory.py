@@ -1,7 +1,7 @@
-"""The records that every part shares: names of memories, experts and roles, Prefix, Trigger, EncodedText.
+"""Shared records: names of memories, experts and roles, Prefix, Trigger, EncodedText.
 
 Layers, memories, ranks and positions count from 0. The paper counts layers and memories from 1, so its k^5_895 is
-`L4N894` here. A position counts a sentence's own tokens; a BOS token in front of them is not counted.
+`L4N894` here. Positions count the tokens of a sentence without BOS.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ROLES = tuple(ROLE_NUMBERS)
 
 
 class _NamedRecord:
-    """A record that is written as its name, in JSON and in answers of the workbench."""
+    """A record that is written as its name in JSON."""
 
     def to_json(self) -> str:
         return str(self)
@@ -56,7 +56,7 @@ class _NamedRecord:
 @total_ordering
 @dataclass(frozen=True)
 class ExpertId(_NamedRecord):
-    """A set of memories of one layer that are used together: `L3E5` an expert behind a router, `L3S0` a shared one."""
+    """The memories of one expert: `L3E5` is a routed expert, `L3S0` a shared one."""
 
     layer: int
     kind: str = "dense"
@@ -64,7 +64,7 @@ class ExpertId(_NamedRecord):
 
     @classmethod
     def find(cls, name: str) -> ExpertId | None:
-        """The expert of this name; None where it is not an expert's name."""
+        """Return the expert of this name, or None if it is not an expert's name."""
         match = _EXPERT.fullmatch(name.strip())
         return cls(int(match[1]), _KINDS[match[2].upper()], int(match[3])) if match else None
 
@@ -74,7 +74,7 @@ class ExpertId(_NamedRecord):
 
     @property
     def beginning(self) -> str:
-        """The prefix that the names of its memories share: `L3N`, `L3E5N`."""
+        """The common start of the names of its memories: `L3N`, `L3E5N`."""
         return f"{self}N"
 
     @property
@@ -90,7 +90,7 @@ class ExpertId(_NamedRecord):
 class MemoryId(_NamedRecord):
     """The name of one memory: `L3N51` (or `L3D51`), `L3E5N20` of an expert, `L3S0N20` of a shared expert.
 
-    `memory` counts within the expert. Tables and tensors count the memories of a layer through; MemoryNames has both.
+    `memory` counts within the expert. Tables and tensors number all memories of a layer; see MemoryNames.
     """
 
     layer: int
@@ -127,7 +127,7 @@ class MemoryId(_NamedRecord):
 
 
 def name_beginning(text: str) -> tuple[int, str] | None:
-    """The layer, and how names begin, of the beginning of a name that was typed: L3, L3N51, L3E5, L3E5N2."""
+    """Return layer and normalized text of the start of a name: L3, L3N51, L3E5, L3E5N2. None if it is not one."""
     match = _BEGINNING.fullmatch(text.strip())
     if match is None:
         return None
@@ -140,7 +140,7 @@ def name_beginning(text: str) -> tuple[int, str] | None:
 
 @dataclass(frozen=True)
 class GroupShape:
-    """Memories of a layer that follow one another: `count` experts of one kind with `size` memories each."""
+    """Consecutive memories of a layer: `count` experts of one kind with `size` memories each."""
 
     kind: str  # "dense", "shared" or "routed"
     count: int
@@ -148,18 +148,18 @@ class GroupShape:
 
 
 class MemoryNames:
-    """The names of a model's memories, from and to their numbers: a layer counts dense, shared, routed ones through."""
+    """Conversion between names and numbers. A layer numbers its dense, then shared, then routed memories."""
 
     def __init__(self, layers: Mapping[int, Sequence[GroupShape]], of: str = "") -> None:
         self.layers = {layer: tuple(groups) for layer, groups in layers.items()}
         self._of = f" of {of}" if of else ""  # for messages
 
     def count(self, layer: int) -> int:
-        """The memories of a layer, all kinds together."""
+        """Return the number of memories of a layer."""
         return sum(group.count * group.size for group in self.layers[layer])
 
     def name(self, layer: int, number: int) -> MemoryId:
-        """The memory that has this number in tables and tensors."""
+        """Return the memory with this number in tables and tensors."""
         first, before = 0, dict.fromkeys(_LETTERS, 0)
         for group in self.layers[layer]:
             place = number - first
@@ -170,7 +170,7 @@ class MemoryNames:
         raise UnknownName(f"layer {layer}{self._of} has no memory with the number {number}; it has {first} memories")
 
     def span(self, owner: ExpertId) -> range:
-        """The numbers of an expert's memories, or of a layer's dense ones; refused where there is none."""
+        """Return the numbers of an expert's memories, or of a layer's dense ones. Raises UnknownName."""
         first, before = 0, 0
         for group in self.layers[owner.layer]:
             if group.kind == owner.kind:
@@ -183,7 +183,7 @@ class MemoryNames:
         raise UnknownName(f"{owner} does not exist: layer {owner.layer}{self._of} has {self._what(owner.layer)}")
 
     def number(self, memory: MemoryId) -> int:
-        """The memory's number in tables and tensors; refused where there is none."""
+        """Return the memory's number in tables and tensors. Raises UnknownName if it does not exist."""
         try:
             span = self.span(memory.owner)
         except UnknownName:
@@ -194,7 +194,7 @@ class MemoryNames:
         return span[memory.memory]
 
     def sql(self, layer: int, number: str) -> str:
-        """The name of a memory of this layer as an SQL expression of its number."""
+        """Return an SQL expression for the name of a memory, given the SQL of its number."""
         cases, first, before = [], 0, dict.fromkeys(_LETTERS, 0)
         for group in self.layers[layer]:
             place = f"({number} - {first})"
@@ -206,7 +206,7 @@ class MemoryNames:
         return f"CASE {' '.join(cases)} END"
 
     def _what(self, layer: int) -> str:
-        """The memories of a layer in words."""
+        """Describe the memories of a layer."""
         parts, before = [], dict.fromkeys(_LETTERS, 0)
         for group in self.layers[layer]:
             first = ExpertId(layer, group.kind, before[group.kind])
@@ -227,7 +227,7 @@ class Prefix:
 
 @dataclass(frozen=True)
 class EncodedText:
-    """A text's tokens; ends[i] is the character offset in the text where token i ends, never decreasing."""
+    """The tokens of a text. ends[i] is the character offset at which token i ends."""
 
     ids: list[int]
     ends: list[int]
@@ -235,7 +235,7 @@ class EncodedText:
 
 @dataclass(frozen=True)
 class Trigger:
-    """A prefix that drives a memory to an end of its range, with the text around it."""
+    """A prefix with an extreme coefficient of a memory, with the text around it."""
 
     rank: int
     coefficient: float
@@ -248,7 +248,7 @@ class Trigger:
 
     @property
     def text(self) -> str:
-        """The prefix as text, its last token included."""
+        """The text of the prefix."""
         return self.before + self.token
 
 
@@ -257,7 +257,7 @@ _CELL = "text-align:right;white-space:pre-wrap"
 
 
 class TriggerList(list[Trigger]):
-    """Triggers, best first; in everything but its look in a notebook a plain list."""
+    """Triggers, best first: a list with a table view in notebooks."""
 
     def _repr_html_(self) -> str:
         rows = "".join(

@@ -195,7 +195,7 @@ def test_a_part_that_is_being_thrown_away_is_no_part_any_more(parts, tmp_path, m
     copy = Path(shutil.copytree(parts[1], tmp_path / "part"))
     monkeypatch.setattr(shutil, "rmtree", lambda path: 1 / 0)  # dies before anything else is removed
     with pytest.raises(ZeroDivisionError):
-        staging.throw_partial_away(copy)
+        staging.remove_partial(copy)
     with pytest.raises(IndexFolderError, match="unfinished scan"):
         memlens.merge([parts[0], copy, parts[2]], out=tmp_path / "index")
 

@@ -42,9 +42,9 @@ def scan(
     """Find the exact top triggers of every memory in a corpus, in one pass."""
     refuse_unused_column(options, corpus)
     with ScanProgress(screen) as progress:
-        from memlens.index.staging import can_continue, continued_elsewhere
+        from memlens.index.staging import has_resumable_scan, resumed_hardware_warning
 
-        if resume and (line := continued_elsewhere(Path(out))):
+        if resume and (line := resumed_hardware_warning(Path(out))):
             screen.note(line)
         run: Any = memlens.scan  # an Index, or with --shard a Shard comes back
         try:
@@ -55,7 +55,7 @@ def scan(
             if resume:
                 raise
             advice = "run the command again without --fresh to continue"
-            raise type(error)(f"interrupted; {advice if can_continue(Path(out)) else 'start over'}") from None
+            raise type(error)(f"interrupted; {advice if has_resumable_scan(Path(out)) else 'start over'}") from None
     if progress.stages == ["model"]:
         screen.note(f"{out} was complete already; nothing was done")
     if "shard" in options:
@@ -76,9 +76,9 @@ def merge(
     """Join the shards of a scan, given in any order, into one index."""
     with ScanProgress(screen, first="check") as progress:
         index = memlens.merge(shards, out=out, resume=resume, progress=progress)
-    from memlens.index.staging import differing_hands
+    from memlens.index.staging import mixed_hardware_warning
 
-    if line := differing_hands(index.manifest.scanned_with):
+    if line := mixed_hardware_warning(index.manifest.scanned_with):
         screen.note(line)
     _print_index(screen, index)
 

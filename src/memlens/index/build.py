@@ -126,17 +126,17 @@ def build_index(
     max_length = longest_sentence(model, settings)
     stamps = corpus_stamps(corpus)  # before the fingerprint, which is the plan's
     plan = make_plan(model, corpus, settings, layers, shard)
-    staging.refuse_inside(folder, corpus.sources)
+    staging.check_outside_corpus(folder, corpus.sources)
     if resume:
-        staging.refuse_newer(folder)  # before the lock, which would be left in it
+        staging.check_not_newer(folder)  # before the lock, which would be left in it
     with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        staging.refuse_foreign(folder)
+        staging.check_only_index_files(folder)
     with lock_for_writing(folder / LOCK), stop_on_signal() as stopper:
-        if resume and (staging.is_finished(folder, plan) or shards.is_finished(folder, plan)):
+        if resume and (staging.holds_index(folder, plan) or shards.holds_shard(folder, plan)):
             return plan
-        with staging.nothing_left_if_refused(folder):
-            staging.begin(folder, plan, resume)
+        with staging.discard_partial_on_error(folder):
+            staging.prepare_partial(folder, plan, resume)
             if CorpusStore.exists(folder / PARTIAL):
                 store = CorpusStore.verified(folder / PARTIAL)
             else:
@@ -197,7 +197,7 @@ def publish(
     store.check_unchanged()
     staging.replace_tables(folder, files)
     manifest.write(folder)
-    staging.throw_partial_away(folder)
+    staging.remove_partial(folder)
 
 
 def layers_to_scan(model: MemoryModel, settings: ScanSettings) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ _MEMORIES = f"SELECT {_MEMORY} AS memory, PIECE AS text FROM {{memories}} WHERE 
 
 @dataclass(frozen=True)
 class _Layout:
-    """The pieces of a format as SQL; NAME in it is the name of a memory."""
+    """The pieces of a format as SQL, in which NAME stands for the name of a memory."""
 
     prefix: str
     trigger: str
@@ -81,7 +81,7 @@ _JSONL = _Layout(
 
 
 def _cell(text: str) -> str:
-    """SQL for a text as a cell, by the rule of text.harmless_cell."""
+    """Return SQL for a CSV cell that no spreadsheet takes for a formula (see text.harmless_cell)."""
     formula = f"regexp_matches({text}, '^(?:{FORMULA.pattern.replace(chr(39), chr(39) * 2)})')"
     harmless = f"CASE WHEN {formula} THEN chr(39) ELSE '' END || {text}"
     return f"""concat('"', replace({harmless}, '"', '""'), '"')"""
@@ -106,7 +106,7 @@ class Sink(Protocol):
 
 
 def _parts(index: Index) -> Iterator[list[int]]:
-    """First and last layer, first memory and the one after the last: some layers, or some memories of one."""
+    """Yield ranges [first layer, last layer, first memory, end of memories] that bound the memory needed."""
     memories = [index.memories(layer) for layer in index.layers]
     size = index.sql("SELECT (SELECT count(*) FROM {triggers}) * avg(strlen(text)) AS bytes FROM {corpus}")[0]["bytes"]
     most = max(int(_BYTES_AT_ONCE * sum(memories) / max(size or 0, 1)), 1)
@@ -118,7 +118,7 @@ def _parts(index: Index) -> Iterator[list[int]]:
 
 
 def _texts(index: Index, layout: _Layout) -> Iterator[pa.Buffer]:
-    """The text of an export piece by piece, in the order of the index."""
+    """Yield the text of an export in the order of the index."""
     names = " ".join(f"WHEN {layer} THEN {index.names.sql(layer, 'memory')}" for layer in index.layers)
     name = f"CASE layer {names} END"
 
@@ -136,7 +136,7 @@ def _texts(index: Index, layout: _Layout) -> Iterator[pa.Buffer]:
 def _order(
     triggers: list[pa.RecordBatch], prefixes: list[pa.RecordBatch], memories: list[pa.RecordBatch]
 ) -> NDArray[np.int64]:
-    """The numbers of all pieces as they are written, where those of triggers come first and `between` is next to last.
+    """Return the order in which pieces are written. Triggers have the first numbers, `between` the last but one.
 
     A memory's own pieces go before its top triggers, before its bottom triggers, and before the next memory.
     """
@@ -153,20 +153,20 @@ def _order(
 
 
 def _column(batches: Sequence[pa.RecordBatch], name: str) -> NDArray[np.int64]:
-    """A column of 64-bit numbers, of no row where there is no batch; pyarrow's to_numpy would import pandas."""
+    """Return a column of 64-bit numbers. pyarrow's own to_numpy would import pandas."""
     columns = [batch.column(name) for batch in batches]
     views = [np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset) for column in columns]
     return np.concatenate([np.empty(0, np.int64), *views])
 
 
 def _places(known: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The place of each wanted number among the known ones, which are all different."""
+    """Return the position of each wanted number among the known ones, which are distinct."""
     order = np.argsort(known)
     return order[np.searchsorted(known[order], wanted)]
 
 
 def _in_order(pieces: Sequence[pa.Array], order: NDArray[np.int64]) -> Iterator[pa.Buffer]:
-    """The bytes of pieces of text one after another, some thousand at a time."""
+    """Yield the bytes of pieces of text in this order, some thousand at a time."""
     texts = pa.concat_arrays([piece.cast(pa.large_string()) for piece in pieces])  # 2 GB are a limit of the short kind
     for first in range(0, len(order), _PIECES_AT_ONCE):
         chosen = order[first : first + _PIECES_AT_ONCE]
@@ -175,7 +175,7 @@ def _in_order(pieces: Sequence[pa.Array], order: NDArray[np.int64]) -> Iterator[
 
 
 def export_jsonl(index: Index, sink: Sink) -> int:
-    """One JSON object per memory, dead ones included; the number of lines comes back."""
+    """Write one JSON object per memory, including dead ones. Return the number of lines."""
     # Every text is of the corpus, so one look at it saves looking at each line.
     query = f"SELECT 1 AS found FROM {{corpus}} WHERE regexp_matches(text, '{_CONTROLS.pattern}') LIMIT 1"
     has_controls = bool(index.sql(query))
@@ -185,12 +185,12 @@ def export_jsonl(index: Index, sink: Sink) -> int:
 
 
 def escaped(line: str) -> str:
-    """JSON allows these signs as they are, but terminals act on them; an escape means the same."""
+    """Return the line with control characters escaped, on which a terminal would act."""
     return _CONTROLS.sub(lambda sign: f"\\u{ord(sign[0]):04x}", line)
 
 
 def export_csv(index: Index, sink: Sink) -> int:
-    """One row per trigger below a row of column names; the number of triggers comes back."""
+    """Write one row per trigger after a row of column names. Return the number of triggers."""
     sink.write(",".join(f'"{name}"' for name in CSV_COLUMNS).encode() + b"\n")
     for data in _texts(index, _CSV):
         sink.write(data)
@@ -205,7 +205,7 @@ _BEGINNINGS = (
 
 
 def is_export(head: bytes) -> bool:
-    """Was the file that begins like this made by one of these functions?"""
+    """Return True if a file that starts like this was made by an export."""
     return any(beginning.match(head) for beginning in _BEGINNINGS)
 
 

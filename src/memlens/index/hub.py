@@ -45,12 +45,12 @@ from memlens.index.format import (
     is_complete,
 )
 from memlens.index.staging import (
-    can_continue,
-    refuse_annotations,
-    refuse_foreign,
+    check_no_annotations,
+    check_only_index_files,
+    has_resumable_scan,
     remove_if_empty,
-    take_manifest_away,
-    throw_partial_away,
+    remove_manifest,
+    remove_partial,
 )
 from memlens.progress import Progress, no_progress
 from memlens.settings import HUB, option_name
@@ -153,19 +153,19 @@ def pull(repo: str, out: Path, *, resume: bool = True, progress: Progress = no_p
         commit = _find_commit(api, where)
     with explain_os_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-        refuse_foreign(out)  # before the lock file is created
+        check_only_index_files(out)  # before the lock file is created
         with lock_for_writing(out / LOCK):
             _pull(where, commit, out, resume, progress)
     return out
 
 
 def _pull(where: Repository, commit: str, out: Path, resume: bool, progress: Progress) -> None:
-    if can_continue(out):
+    if has_resumable_scan(out):
         raise IndexFolderError(f"{out} holds an unfinished scan; finish it, or choose another folder with -o")
     partial = out / PARTIAL
     wanted = {"repository": where.name, "commit": commit}
     if not (partial / PULL).is_file() or read_json(partial / PULL) != wanted:
-        throw_partial_away(out)
+        remove_partial(out)
         partial.mkdir()
         write_json(partial / PULL, wanted)
     download = partial / _DOWNLOAD
@@ -174,21 +174,21 @@ def _pull(where: Repository, commit: str, out: Path, resume: bool, progress: Pro
         manifest = _read_manifest(where, download)
     except MemlensError:
         if next(partial.rglob("*.parquet"), None) is None:  # nothing to continue later
-            throw_partial_away(out)
+            remove_partial(out)
             remove_if_empty(out)
         raise
     if is_complete(out):
         is_same = (out / MANIFEST).read_bytes() == (download / MANIFEST).read_bytes()
         if is_same and all(is_as_noted(out / name, facts) for name, facts in manifest.files.items()):
-            throw_partial_away(out)
+            remove_partial(out)
             return
         if resume:
-            throw_partial_away(out)
+            remove_partial(out)
             raise IndexFolderError(
                 f"{out} holds another index than {where.name}; choose another folder with -o, or replace that one with "
                 "--fresh"
             )
-    refuse_annotations(out)
+    check_no_annotations(out)
     progress("pull", 0, None)
     _download(where, commit, download, list(manifest.files))
     _check_download(where, download, progress)
@@ -232,7 +232,7 @@ def _publish(out: Path, download: Path, manifest: Manifest) -> None:
     """Move the tables into place and write the manifest last."""
     for name in manifest.files:
         sync_file(download / name)
-    take_manifest_away(out)
+    remove_manifest(out)
     old = [
         *(out / name for name in (*DERIVED_TABLES, *OPTIONAL_TABLES, REPORT)),
         *(out / EXPERIMENTS).glob("*.parquet"),
@@ -249,7 +249,7 @@ def _publish(out: Path, download: Path, manifest: Manifest) -> None:
     for name in (BACKUP, MANIFEST):
         with replacing(out / name) as temporary:
             temporary.write_bytes(content)
-    throw_partial_away(out)
+    remove_partial(out)
 
 
 def copy_of(repo: str) -> Path:

@@ -37,7 +37,7 @@ ENDS = ("top", "bottom")
 
 @dataclass(frozen=True)
 class TokenNumber:
-    """A token with its text and its number: a probability, or the score of a key."""
+    """A token with its text and a number: a probability, or the score of a key."""
 
     token: int
     text: str
@@ -48,7 +48,7 @@ class TokenNumber:
 
 @dataclass(frozen=True)
 class MemoryValue:
-    """The tokens that one value promotes and pushes down, and the tokens that its key alone matches."""
+    """The tokens that a value promotes and demotes, and the tokens that match its key on their own."""
 
     reading: str
     vocabulary: str  # that it was read over: all tokens, or those that were trained
@@ -112,7 +112,7 @@ class MemoryRoles:
 
 @dataclass(frozen=True)
 class MemoryQuadrant:
-    """A gated memory where gate and input have these signs."""
+    """The prefixes of a gated memory whose gate and input have these signs."""
 
     quadrant: str  # of the gate, then of the input: ++, +-, -+ or --
     prefixes: int
@@ -151,11 +151,11 @@ class MemoryRecord:
         return f"<{self.name} of {self.model}:{name} ({fires}, max {self.max:.4g})>"
 
     def patterns_at(self, end: str) -> tuple[MemoryPattern, ...]:
-        """Those of the strongest triggers, or of the most negative ones."""
+        """Return the patterns of the top or the bottom triggers."""
         return (self.patterns if end == "top" else self.lower_patterns) or ()
 
     def patterns_of(self, rank: int, end: str = "top") -> list[int]:
-        """Places of the patterns that the trigger of a rank at an end contains."""
+        """Return the positions in the pattern list of the patterns that a trigger has."""
         return [place for place, pattern in enumerate(self.patterns_at(end)) if rank in pattern.prefixes]
 
 
@@ -206,7 +206,7 @@ def _seen(index: Index, name: MemoryId) -> int:
 
 
 def read_value(index: Index, memory: str | MemoryId) -> MemoryValue | None:
-    """None where the index has no values yet."""
+    """Return the value of a memory, or None if values were not computed."""
     row = _row(index, "values", memory)
     if row is None:
         return None
@@ -231,7 +231,7 @@ def read_value(index: Index, memory: str | MemoryId) -> MemoryValue | None:
 
 
 def read_roles(index: Index, memory: str | MemoryId) -> MemoryRoles | None:
-    """None where the index has no roles yet."""
+    """Return the roles of a memory, or None if roles were not computed."""
     row = _row(index, "roles", memory)
     if row is None:
         return None
@@ -239,7 +239,7 @@ def read_roles(index: Index, memory: str | MemoryId) -> MemoryRoles | None:
 
 
 def read_quadrants(index: Index, memory: str | MemoryId) -> tuple[MemoryQuadrant, ...] | None:
-    """None for a memory without a gate, and in an index of a scan that did not keep them."""
+    """Return the sign quadrants of a memory, or None if it has no gate."""
     counted = _row(index, "counts", memory)
     if counted is None or counted["quadrants"] is None or not index.has("quadrants"):
         return None
@@ -253,13 +253,13 @@ def read_quadrants(index: Index, memory: str | MemoryId) -> tuple[MemoryQuadrant
 
 
 def read_summary(index: Index, memory: str | MemoryId) -> MemorySummary | None:
-    """None where the index has no patterns yet, and for a memory without triggers."""
+    """Return the summary of a memory, or None if patterns were not computed or it has no triggers."""
     row = _row(index, "names", memory)
     return None if row is None else MemorySummary(**_without_name(row))
 
 
 def read_patterns(index: Index, memory: str | MemoryId, table: str = "patterns") -> tuple[MemoryPattern, ...] | None:
-    """The surest first; None where the index has no patterns yet, or none of the lower end ("lower_patterns")."""
+    """Return the patterns of a memory by confidence, or None if that table was not computed."""
     name = index.check(memory)
     if not (index.has(table) and index.has("names")):
         return None
@@ -268,7 +268,7 @@ def read_patterns(index: Index, memory: str | MemoryId, table: str = "patterns")
 
 
 def read_summaries(index: Index, memories: Sequence[MemoryId]) -> dict[MemoryId, str]:
-    """Memories in one line each, where there are names; else by what they promote most."""
+    """Return one line per memory: its name, or what it promotes if patterns were not computed."""
     if not memories or not (index.has("names") or index.has("values")):
         return {}
     if index.has("names"):
@@ -294,7 +294,7 @@ def _without_name(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def hardly_trained(index: Index, tokens: Sequence[int]) -> frozenset[int]:
-    """Those of the tokens that tokens.parquet calls undertrained; none where the index has no such table."""
+    """Return the tokens that the model hardly saw in training, by tokens.parquet."""
     if not index.has("tokens"):
         return frozenset()
     query = "SELECT token FROM {tokens} WHERE NOT trained AND token IN (SELECT unnest($1::INTEGER[]))"
@@ -321,7 +321,7 @@ def _scored_tokens(
 
 
 def summarize_values(index: Index, count: int = 10) -> dict[str, Any]:
-    """The values in a few numbers, ready for JSON, with the `count` most confident of them."""
+    """Return counts over all values and the `count` most confident values, ready for JSON."""
     whole = index.sql(
         """SELECT count(*) AS memories, count(target) AS with_target, count(*) FILTER (argmax = target) AS agree,
                   median(max_p) AS median_max_p FROM {values}"""
@@ -358,7 +358,7 @@ def summarize_values(index: Index, count: int = 10) -> dict[str, Any]:
 
 
 def _undertrained_on_top(index: Index) -> int | None:
-    """Count values whose top token the model hardly met in training; None where the index has no table of tokens."""
+    """Return how many values have a top token that the model hardly saw in training, or None if that is unknown."""
     if not index.has("tokens"):
         return None
     query = "SELECT count(*) AS n FROM {values} v JOIN {tokens} t ON v.argmax = t.token WHERE NOT t.trained"
@@ -366,7 +366,7 @@ def _undertrained_on_top(index: Index) -> int | None:
 
 
 def token_counts(index: Index) -> NDArray[Any]:
-    """Occurrences of each token in the corpus. [vocabulary]"""
+    """Return the number of occurrences of each token in the corpus. [vocabulary]"""
     query = "SELECT token, count(*) AS times FROM (SELECT unnest(tokens) AS token FROM {corpus}) GROUP BY token"
     rows = index.arrays(query)
     tokens = np.asarray(rows["token"], np.int64)
@@ -376,7 +376,7 @@ def token_counts(index: Index) -> NDArray[Any]:
 
 
 def summarize(index: Index) -> dict[str, Any]:
-    """Counts of an index, ready for JSON; `dead` counts by layer the memories without any trigger."""
+    """Return counts of an index, ready for JSON; `dead` has the memories without a trigger by layer."""
     counts = index.manifest.counts
     rows = index.sql(
         "SELECT layer, count(*) AS memories, count(*) FILTER (dead) AS dead FROM {memories} GROUP BY ALL ORDER BY layer"
@@ -407,7 +407,7 @@ AND source = (SELECT source FROM {corpus} WHERE sentence = $1) ORDER BY sentence
 
 @dataclass(frozen=True)
 class SentenceContext:
-    """A sentence between its neighbours of the same document."""
+    """A sentence with its neighbors in the same document."""
 
     sentence: int
     source: str  # file, and line or row in it
@@ -417,7 +417,7 @@ class SentenceContext:
 
 
 def read_context(index: Index, sentence: int, around: int = 2) -> SentenceContext:
-    """A sentence with at most `around` sentences on each side; refused if the corpus has no such sentence."""
+    """Return a sentence with at most `around` neighbors on each side. Raises UnknownName if it does not exist."""
     rows = index.sql(_AROUND, [sentence, around])
     place = next((place for place, row in enumerate(rows) if row["sentence"] == sentence), None)
     if place is None:
@@ -436,7 +436,7 @@ RARELY = 0.1  # of an even share of the prefixes: an expert that sees less has l
 
 @dataclass(frozen=True)
 class ExpertMemory:
-    """A memory of an expert, in short."""
+    """A memory of an expert in a list."""
 
     name: MemoryId
     max: float
@@ -446,7 +446,7 @@ class ExpertMemory:
 
 @dataclass(frozen=True)
 class ExpertRecord:
-    """One expert; of a shared expert, which no router chooses, `chosen` and what follows from it is None or empty."""
+    """One expert. A shared expert has no router, so `chosen`, `share`, `weight` and the lists of prefixes are empty."""
 
     name: ExpertId
     layer: int
@@ -468,7 +468,7 @@ class ExpertRecord:
 
 @dataclass(frozen=True)
 class LayerRouting:
-    """The use of one layer's experts: how evenly its router sends the prefixes of the corpus to them.
+    """How evenly the router of a layer distributes the prefixes over its experts.
 
     A memory that no prefix reached is not dead: nothing was computed there.
     """
@@ -484,7 +484,7 @@ class LayerRouting:
 
 
 def read_routing(index: Index) -> list[LayerRouting]:
-    """Every layer that has a router; none in an index of a dense model."""
+    """Return the routing of every layer that has a router."""
     if not index.has("experts"):
         return []
     layers: dict[int, list[tuple[ExpertId, float]]] = {}
@@ -502,7 +502,7 @@ def read_routing(index: Index) -> list[LayerRouting]:
 
 
 def find_expert(index: Index, name: str | ExpertId) -> ExpertId:
-    """The expert of that name, refused if it is not in the index."""
+    """Return the expert of that name. Raises UnknownName if the index has no such expert."""
     expert = ExpertId.find(name) if isinstance(name, str) else name
     if expert is None:
         raise UnknownName(f"'{name}' is not an expert's name; write layer and expert like L3E5, both from 0")
@@ -512,7 +512,7 @@ def find_expert(index: Index, name: str | ExpertId) -> ExpertId:
 
 
 def read_expert(index: Index, name: str | ExpertId, top: int | None = None) -> ExpertRecord:
-    """Refused if the index has no such expert. `top`: prefixes, tokens and memories to list."""
+    """Return an expert with at most `top` prefixes, tokens and memories. Raises UnknownName if there is none."""
     if top is not None and top < 1:
         raise SettingError(f"--top is {top}; it must be 1 or more")
     expert = find_expert(index, name)
@@ -596,7 +596,7 @@ _SENTENCES = 4096  # that are read at once
 
 @dataclass(frozen=True, eq=False)
 class Excerpts:
-    """Stretches of sentences, each with the memory whose coefficients are wanted along it; all columns are [n]."""
+    """Parts of sentences, each with the memory whose coefficients are computed. All columns are [n]."""
 
     layer: NDArray[np.int64]
     memory: NDArray[np.int64]  # its number in the layer
@@ -616,9 +616,9 @@ def read_coefficients(
     into: NDArray[np.float32] | None = None,
     progress: Progress = no_progress,
 ) -> NDArray[np.float32]:
-    """[n, longest]: column i of a row is the coefficient at the excerpt's token i; columns after its end mean nothing.
+    """Return coefficients [n, longest], one column per token. Columns after an excerpt's end are unused.
 
-    A sentence is fed once, however many excerpts it has, and no further than they reach. `into` is filled if given.
+    Each sentence runs once, up to the end of its last excerpt. The result is written to `into` if it is given.
     """
     from memlens.corpus.sentences import cut_batches  # not needed by lookups
 
@@ -674,7 +674,7 @@ def _read_batch(
 
 
 def token_texts(sentence: dict[str, Any], first: int, stop: int) -> list[str]:
-    """The text of each token of an excerpt; BOS, and a token that is a further byte of a character, have none."""
+    """Return the text of each token of an excerpt. BOS and continuation bytes of a character have none."""
     text, ends = sentence["text"], sentence["ends"]
     edges: Sequence[int] = [0, *ends] if first <= 0 else ends[first - 1 :]
     texts = [text[begin:end] for begin, end in zip(edges, ends[max(first, 0) : stop], strict=False)]
@@ -683,7 +683,7 @@ def token_texts(sentence: dict[str, Any], first: int, stop: int) -> list[str]:
 
 @dataclass(frozen=True)
 class TriggerCoefficients:
-    """A trigger's sentence, token by token, with the memory's coefficient at each."""
+    """The tokens of a trigger's sentence with the memory's coefficient at each."""
 
     rank: int
     position: int
@@ -694,7 +694,7 @@ class TriggerCoefficients:
 def shade_triggers(
     index: Index, model: MemoryModel, name: MemoryId, end: str, limit: int | None = None
 ) -> list[TriggerCoefficients]:
-    """Coefficients along the sentences of a memory's triggers, up to one token after each."""
+    """Return coefficients along the sentences of a memory's triggers, up to one token after each."""
     triggers = index.triggers(name, end, limit)
     sentences = index.sentences(sorted({trigger.prefix.sentence for trigger in triggers}))
     places = [(trigger.prefix.sentence, trigger.prefix.position + 2) for trigger in triggers]

@@ -98,7 +98,7 @@ class _Export:
 
     @cached_property
     def edges(self) -> NDArray[np.int64]:
-        """The offset of each memory's first trigger among those of all scanned layers, and at the end their number."""
+        """Return the offset of each memory's first trigger over all scanned layers, and the total."""
         firsts = np.cumsum([0, *map(self.index.memories, self.index.layers)])
         place = firsts[np.searchsorted(self.index.layers, self.triggers["layer"])] + self.triggers["memory"]
         return np.searchsorted(place, np.arange(firsts[-1] + 1))
@@ -142,12 +142,12 @@ class _Export:
         return {"modelId": self.model_id, "layer": self.source_id(layer), "index": str(memory)}
 
     def id_of(self, *what: object) -> str:
-        """The same for the same thing of the same scan, and for nothing else."""
+        """Return an id that is stable for one object of one scan."""
         key = json.dumps([self.index.manifest.generation, *map(str, what)])
         return "c" + hashlib.sha256(key.encode()).hexdigest()[:24]
 
     def records(self, layer: int) -> dict[str, dict[str, Any]]:
-        """The records that Neuronpedia wants of a model, a release, a set of sources and a source."""
+        """Return the records of the model, the release, the set of sources and the source."""
         scanned, counts = self.index.manifest.model, self.index.manifest.counts
         release, title = f"{SET}-{self.model_id}", f"Feed-forward memories of {scanned.name}"
         common = {"creatorId": _CREATOR, "visibility": "PUBLIC"}
@@ -195,7 +195,7 @@ class _Export:
         }
 
     def activations(self, edges: NDArray[np.int64], found: NDArray[np.float32]) -> Iterator[dict[str, Any]]:
-        """The triggers of the memories between the edges."""
+        """Return the triggers of the memories between the edges."""
         triggers = {name: column[edges[0] : edges[-1]] for name, column in self.triggers.items()}
         sentences = self.index.sentences(np.unique(triggers["sentence"]).tolist())
         coefficients = np.array(found[edges[0] : edges[-1]], np.float64)
@@ -229,7 +229,7 @@ class _Export:
 
 
 def _four_digits(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Four significant digits of each: Neuronpedia's own exporters keep three decimals, which would lose small ones."""
+    """Round to four significant digits. Neuronpedia's own exporters keep three decimals, which loses small numbers."""
     size = np.abs(numbers, where=numbers != 0, out=np.ones_like(numbers))
     unit = 10.0 ** (3 - np.floor(np.log10(size)))
     return np.rint(numbers * unit) / unit
@@ -244,7 +244,7 @@ def _write_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
 
 
 def _histogram(facts: dict[str, Any], edges: Sequence[float]) -> dict[str, list[float]]:
-    """Bin by bin from the first filled one to the last; the two outermost bins end where the coefficients do."""
+    """Return the bins from the first filled one to the last. The outermost bins end at the extreme coefficients."""
     counts = facts["histogram"]
     filled = [place for place, count in enumerate(counts) if count]
     shown = range(filled[0], filled[-1] + 1) if filled else range(0)

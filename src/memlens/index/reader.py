@@ -79,7 +79,7 @@ _MADE_BY |= {"experiments": "memlens experiment", "roles": "memlens roles", "eff
 
 
 class Index:
-    """The memories of one model as one corpus shows them."""
+    """The memories of one model on one corpus."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = located(folder)
@@ -102,15 +102,15 @@ class Index:
         return self.manifest.layers
 
     def memories(self, layer: int) -> int:
-        """The number of memories of a scanned layer."""
+        """Return the number of memories of a layer. Raises UnknownName if it was not scanned."""
         if layer not in self.layers:
             raise UnknownName(f"layer {layer} is not in this index; it has {_ranges(self.layers)}")
         return self.manifest.model.memories[layer]
 
     def check(self, memory: str | MemoryId) -> MemoryId:
-        """The memory of that name, refused if it is not in the index."""
+        """Return the memory of that name. Raises UnknownName if the index has no such memory."""
         name = MemoryId.parse(memory) if isinstance(memory, str) else memory
-        self.memories(name.layer)  # refuses a layer that is not there
+        self.memories(name.layer)
         self.names.number(name)
         return name
 
@@ -290,7 +290,7 @@ class Index:
             raise IndexFolderError(f"cannot read {self.folder}: {why}{advice}") from error
 
     def triggers(self, memory: str | MemoryId, end: str = "top", limit: int | None = None) -> TriggerList:
-        """A memory's triggers with their text, best first."""
+        """Return the triggers of a memory with their text, best first."""
         if end not in ("top", "bottom"):
             raise UnknownName(f"a memory has the ends 'top' and 'bottom', not '{end}'")
         if limit is not None and limit < 0:
@@ -299,28 +299,28 @@ class Index:
         return self.triggers_of([name], end, limit)[name]
 
     def ordinary(self, memory: str | MemoryId) -> TriggerList:
-        """Random prefixes the memory fires on, triggers left out."""
+        """Return random prefixes on which the memory is active and that are not triggers."""
         name = self.check(memory)
         return self.with_text(self.rows_of("ordinary", [name], order="rank")[name])
 
     def triggers_of(
         self, memories: Iterable[MemoryId], end: str = "top", limit: int | None = None
     ) -> dict[MemoryId, TriggerList]:
-        """The triggers of several memories with their text, best first; an empty list where there are none."""
+        """Return the triggers of several memories with their text, best first."""
         where = f"\"end\" = '{end}'" + ("" if limit is None else f" AND rank < {int(limit)}")
         rows = self.rows_of("triggers", memories, where=where, order="rank")
         texts = iter(self.with_text([row for listed in rows.values() for row in listed]))
         return {memory: TriggerList(islice(texts, len(listed))) for memory, listed in rows.items()}
 
     def with_text(self, rows: Sequence[dict[str, Any]]) -> TriggerList:
-        """Rows of a table of triggers as triggers with their text, in one look at the corpus."""
+        """Return rows of a trigger table as triggers with their text, with one query to the corpus."""
         sentences = self.sentences(sorted({row["sentence"] for row in rows}))
         return TriggerList(trigger_of(row, sentences.get(row["sentence"]), self.vocabulary) for row in rows)
 
     def rows_of(
         self, table: str, memories: Iterable[MemoryId], columns: str = "*", *, where: str = "true", order: str = ""
     ) -> dict[MemoryId, list[dict[str, Any]]]:
-        """Rows of a table about some memories, by memory, in the table's order or another; `where` is SQL."""
+        """Return the rows of a table about some memories. `where` and `order` are SQL."""
         by_memory: dict[MemoryId, list[dict[str, Any]]] = {memory: [] for memory in memories}
         if not by_memory:
             return by_memory
@@ -335,7 +335,7 @@ class Index:
         return by_memory
 
     def sentences(self, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """Rows of the corpus by sentence id."""
+        """Return rows of the corpus by sentence id."""
         if not ids:
             return {}
         wanted = ", ".join(str(int(i)) for i in ids)
@@ -348,7 +348,7 @@ class Index:
         return texts
 
     def chart(self, experiment: str) -> Any:
-        """The figure of an experiment as an Altair chart."""
+        """Return the figure of an experiment as an Altair chart."""
         import memlens  # the front door: experiments are above this package
 
         return memlens.chart(self, experiment)
@@ -373,7 +373,7 @@ class Index:
         return loaded
 
     def check_model(self, model: MemoryModel) -> None:
-        """Refuse a model that is not the one that was scanned."""
+        """Raise ModelError if this is not the model that was scanned."""
         if model.fingerprint() != self.manifest.model.fingerprint:
             raise ModelError(
                 f"{model.name} is not the model that was scanned into {self.folder} (its fingerprint differs); "

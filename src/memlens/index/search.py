@@ -65,7 +65,7 @@ class SearchQuery:
         return " ".join(self.texts)
 
     def condition(self, index: Index, row: str) -> str:
-        """The filters as SQL over layer and memory of a table; refused where they cannot be answered."""
+        """Return the filters as an SQL condition on layer and memory. Raises UnknownName or IndexFolderError."""
         key, parts = f"({row}.layer::BIGINT << 32 | {row}.memory)", []
         if self.layers is not None:
             for layer in self.layers:
@@ -88,7 +88,7 @@ class SearchQuery:
 
 @dataclass(frozen=True)
 class MemoryHit:
-    """A memory that was found, with itself in one line."""
+    """A memory with its summary."""
 
     name: MemoryId
     summary: str | None
@@ -124,7 +124,7 @@ class ValueHit(MemoryHit):
 
 @dataclass(frozen=True)
 class PatternHit(MemoryHit):
-    """A memory, some of whose patterns match, with the surest of these."""
+    """A memory with a matching pattern, the one of highest confidence."""
 
     matches: int
     description: str
@@ -143,7 +143,7 @@ class StatisticHit(MemoryHit):
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The best matches, and how many there are in all."""
+    """The best matches and the total number of matches."""
 
     query: tuple[str, ...]
     place: str
@@ -156,7 +156,7 @@ Rows = list[dict[str, Any]]
 
 
 def search(index: Index, query: SearchQuery, arrays: "TriggerText | None" = None) -> SearchResult:
-    """Memories that pass all filters, the best matches first."""
+    """Return the memories that pass all filters, best matches first."""
     if not 1 <= query.limit <= _MOST_HITS:
         raise SettingError(f"--limit is {query.limit}; it must be 1 or more, and at most {_MOST_HITS:,}")
     if len(query.text) > _MOST_LETTERS:
@@ -181,7 +181,7 @@ def search(index: Index, query: SearchQuery, arrays: "TriggerText | None" = None
 def _result(
     index: Index, query: SearchQuery, rows: Rows, make: Callable[..., Any], note: str | None = None
 ) -> SearchResult:
-    """Hits of rows with layer, memory and total; `make` gets a row, the memory's name and its summary."""
+    """Turn rows into hits. `make` is called with a row, the memory's name and its summary."""
     names = [index.names.name(row["layer"], row["memory"]) for row in rows]
     summaries = read_summaries(index, names)
     hits = tuple(make(row, name, summaries.get(name)) for row, name in zip(rows, names, strict=True))
@@ -227,7 +227,7 @@ ORDER BY p.confidence DESC, len(p.prefixes) DESC, layer, memory LIMIT $1
 
 
 def _search_patterns(index: Index, query: SearchQuery) -> SearchResult:
-    """A word is what stands between spaces, quotes, commas and colons: ends with "press" has three of them."""
+    """Search descriptions. Words are separated by spaces, quotes, commas and colons: ends with "press" has three."""
     words = re.findall(r'[^\s",:]+', query.text)
     if not words:
         raise SettingError("the text to search for has no word in it; give at least one")
@@ -283,7 +283,7 @@ def search_values(index: Index, query: SearchQuery, mode: str = "token") -> Sear
 
 
 def _tokens(index: Index, texts: Sequence[str], mode: str) -> tuple[dict[int, int], str | None]:
-    """Token -> the first of the texts that it stands for, and what to say about it."""
+    """Return {token: number of the first text that it matches}, and a note for the user."""
     numbers: dict[int, int] = {}
     note = None
     readings: dict[str, list[int]] = {}
@@ -316,7 +316,7 @@ def _not_one_token(text: str, readings: set[str]) -> str:
 
 
 def _fewest_tokens(text: str, readings: set[str]) -> list[str] | None:
-    """The text as the fewest tokens, longer ones first; a tokenizer may split it otherwise.
+    """Return the text as the fewest tokens, or None. A tokenizer may split it differently.
 
     From the end of the text: how many tokens its rest takes, and where the first of them ends.
     """
@@ -402,7 +402,7 @@ Contains = Callable[[Any], NDArray[np.bool_]]  # of triggers, a slice or their n
 
 @dataclass(frozen=True, eq=False)
 class TriggerText:
-    """Triggers by memory, end and rank, and the sentences they lie in. A group is one end of one memory."""
+    """All triggers, by memory, end and rank, with their sentences. A group is one end of one memory."""
 
     text: pa.Array  # [sentences]
     lowered: pa.Array  # [sentences]
@@ -418,7 +418,7 @@ class TriggerText:
 
     @classmethod
     def read(cls, index: Index) -> "TriggerText | None":
-        """None where it would be too large."""
+        """Read all triggers of an index. Return None if they would take too much memory."""
         if index.sql("SELECT count(*) AS n FROM {triggers}")[0]["n"] > _MOST_TRIGGERS:
             return None
         query = f"SELECT sentence, text, lower(text) AS lowered, {_STOPS} FROM {{corpus}} ORDER BY sentence"
@@ -441,7 +441,7 @@ class TriggerText:
     def search(
         self, text: str, ignore_case: bool, allowed: Mapping[int, Sequence[int]] | None, limit: int
     ) -> list[dict[str, Any]]:
-        """The best groups of the allowed memories (layer -> memories), as rows with their best matching trigger."""
+        """Return the best groups of the allowed memories (layer -> memories), each with its best matching trigger."""
         contains = self._contains(text, ignore_case)
         counts = self._count(contains)
         if allowed is not None:
@@ -482,7 +482,7 @@ class TriggerText:
         return lambda rows: stop[rows] >= needed[self.sentence[rows]]
 
     def _count(self, contains: Contains) -> NDArray[np.int32]:
-        """Matching triggers of each group, [groups]; part by part, so that little memory is needed at once."""
+        """Count the matching triggers of each group, part by part to bound memory. [groups]"""
         counts = np.zeros(len(self.memory), np.int32)
         for begin in range(0, len(counts), _GROUPS_AT_ONCE):
             starts = self.starts[begin : begin + _GROUPS_AT_ONCE + 1]
@@ -498,7 +498,7 @@ class TriggerText:
         return mask
 
     def _best(self, contains: Contains, groups: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The first matching trigger of each of these groups, which all have one."""
+        """Return the first matching trigger of each of these groups, which all have one."""
         lengths = self.starts[groups + 1] - self.starts[groups]
         begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])
         rows = np.arange(lengths.sum()) + np.repeat(self.starts[groups] - begins, lengths)
@@ -506,21 +506,21 @@ class TriggerText:
         return best
 
     def _row(self, trigger: int) -> dict[str, Any]:
-        """A trigger as a row of its table."""
+        """Return a trigger as a row of its table."""
         row = {name: column[trigger].item() for name, column in self.columns.items()}
         row["next_token"] = None if row["next_token"] < 0 else row["next_token"]
         return row | {"sentence": int(self.number[self.sentence[trigger]])}
 
 
 def _at(lists: pa.ChunkedArray, rows: NDArray[Any], places: NDArray[Any]) -> NDArray[np.int32]:
-    """lists[rows[i]][places[i]] for every i."""
+    """Return lists[rows[i]][places[i]] for every i."""
     whole = lists.combine_chunks()
     entries: NDArray[np.int32] = whole.values.to_numpy()[whole.offsets.to_numpy()[rows] + places].astype(np.int32)
     return entries
 
 
 def _ordered_columns(index: Index) -> dict[str, NDArray[Any]]:
-    """The columns of the triggers by memory, end (top first) and rank, in which a scan has written them already."""
+    """Return the columns of the triggers by memory, end (top first) and rank, which is the order of a scan."""
     names = ["layer", "memory", "end", "rank", "coefficient", "sentence", "position", "next_token"]
     table = index.table("triggers", names)
     table = table.set_column(2, "is_top", pc.equal(table.column("end"), "top"))

@@ -73,7 +73,7 @@ class Shard:
         return {name: value for name, value in self.document.plan.items() if name != "shard"}
 
 
-def is_finished(folder: Path, plan: dict[str, Any]) -> bool:
+def holds_shard(folder: Path, plan: dict[str, Any]) -> bool:
     """Return True if the folder holds this shard. Raises IndexFolderError if one of its files is damaged."""
     path = folder / PARTIAL / SHARD
     if "shard" not in plan or not path.is_file():
@@ -145,13 +145,13 @@ def merge_shards(
     _refuse_other_plans(shards)
     _refuse_gaps(shards)
     if resume:
-        staging.refuse_newer(folder)
+        staging.check_not_newer(folder)
     with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        staging.refuse_foreign(folder)
+        staging.check_only_index_files(folder)
     first = shards[0]
     with lock_for_writing(folder / LOCK):
-        if resume and staging.is_finished(folder, first.plan):
+        if resume and staging.holds_index(folder, first.plan):
             return first.plan
         try:
             for number, shard in enumerate(shards):
@@ -162,7 +162,7 @@ def merge_shards(
         except MemlensError:
             staging.remove_if_empty(folder)
             raise
-        staging.begin(folder, first.plan, resume)
+        staging.prepare_partial(folder, first.plan, resume)
         with explain_os_errors(folder):
             for name in (CORPUS, VOCABULARY):
                 with replacing(folder / PARTIAL / name) as beside:
@@ -177,7 +177,7 @@ def merge_shards(
 def _refuse_other_plans(shards: Sequence[Shard]) -> None:
     first = shards[0]
     for shard in shards[1:]:
-        difference = staging.difference(shard.plan, first.plan)
+        difference = staging.describe_difference(shard.plan, first.plan)
         if not difference and shard.document.tokens != first.document.tokens:
             difference = "another cut of the corpus"
         if difference:

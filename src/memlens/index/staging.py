@@ -1,8 +1,8 @@
-"""The folder of an index during a scan: refusing what is not memlens', continuing, and publishing the new tables.
+"""The folder of an index during a scan: checks of the folder, resuming, and publishing the new tables.
 
-A new index is made in partial/ and moved up when it is complete, so that an index that is being replaced stays whole
-until then. partial/corpus.json is the mark of an unfinished scan with something to lose: it is the last file of the
-corpus stage, and the first to go when partial/ is thrown away. Nothing that memlens did not write is ever removed.
+A new index is built in partial/ and moved into place when it is complete, so an index that is being replaced stays
+usable until then. partial/corpus.json marks a scan that can be resumed: it is the last file of the corpus stage, and
+the first to be deleted with partial/. Files that memlens did not write are never removed.
 """
 
 import shutil
@@ -45,16 +45,16 @@ from memlens.index.format import (
     recorded_plan,
 )
 
-_MACHINES = "made_with.json"  # in partial/: the versions and kinds of processor that the scan was worked on with
+_MACHINES = "made_with.json"  # in partial/: the versions and processors that were used
 
 
 def recorded_threads(folder: Path) -> int | None:
-    """With how many threads the index in `folder`, complete or unfinished, is made; None where there is none.
+    """Return the number of threads of the index or unfinished scan in `folder`, or None if there is none.
 
-    The number is part of the plan, so continuing with another one would be refused.
+    The number is part of the plan, so a scan cannot be resumed with another one.
     """
     with explain_os_errors(folder):
-        plan = unfinished_plan(folder)
+        plan = read_partial_plan(folder)
         if plan is None and is_complete(folder):
             plan = recorded_plan(folder)
     settings = plan.get("settings") if isinstance(plan, dict) else None
@@ -62,19 +62,19 @@ def recorded_threads(folder: Path) -> int | None:
     return threads if isinstance(threads, int) else None
 
 
-def unfinished_plan(folder: Path) -> dict[str, Any] | None:
-    """The plan of an unfinished scan that has got as far as having something to lose."""
+def read_partial_plan(folder: Path) -> dict[str, Any] | None:
+    """Return the plan of an unfinished scan in this folder, or None."""
     plan = folder / PARTIAL / "plan.json"
     return read_json(plan) if CorpusStore.exists(folder / PARTIAL) and plan.is_file() else None
 
 
-def can_continue(folder: Path) -> bool:
-    """Is there an unfinished scan with something to lose?"""
-    return unfinished_plan(folder) is not None
+def has_resumable_scan(folder: Path) -> bool:
+    """Return True if the folder holds an unfinished scan that can be resumed."""
+    return read_partial_plan(folder) is not None
 
 
-def refuse_foreign(folder: Path) -> None:
-    """A folder with anything that is not memlens' is no place for an index."""
+def check_only_index_files(folder: Path) -> None:
+    """Raise IndexFolderError if the folder contains files that memlens did not write."""
     foreign = foreign_entries(folder)
     if foreign:
         raise IndexFolderError(
@@ -82,8 +82,8 @@ def refuse_foreign(folder: Path) -> None:
         )
 
 
-def refuse_newer(folder: Path) -> None:
-    """An index of a newer memlens is not compared with a plan: this one does not know what its parts mean."""
+def check_not_newer(folder: Path) -> None:
+    """Raise IndexFolderError if the folder holds an index of a newer memlens, which cannot be compared with a plan."""
     with explain_os_errors(folder):
         version = read_json(folder / MANIFEST).get("schema") if is_complete(folder) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
@@ -93,20 +93,24 @@ def refuse_newer(folder: Path) -> None:
         )
 
 
-def refuse_inside(folder: Path, sources: tuple[str, ...]) -> None:
-    """An index inside the corpus' own folder would become part of the corpus."""
+def check_outside_corpus(folder: Path, sources: tuple[str, ...]) -> None:
+    """Raise IndexFolderError for an index inside the corpus folder, of which it would become a part."""
     for source in sources:
         place = Path(source)
         if place.is_dir() and folder.resolve().is_relative_to(place.resolve()):
             raise IndexFolderError(f"{folder} lies inside the corpus folder {source}; choose another folder with -o")
 
 
-def is_finished(folder: Path, plan: dict[str, Any]) -> bool:
-    """Is the very index that is wanted there already? One of something else is refused."""
+def holds_index(folder: Path, plan: dict[str, Any]) -> bool:
+    """Return True if the folder already holds the index for this plan.
+
+    Raises:
+        IndexFolderError: The folder holds an index for a different plan, or a table is damaged.
+    """
     if not is_complete(folder):
         return False
-    other = difference(recorded_plan(folder), plan)
-    unfinished = unfinished_plan(folder)
+    other = describe_difference(recorded_plan(folder), plan)
+    unfinished = read_partial_plan(folder)
     if other and unfinished == plan:
         return False
     if other:
@@ -118,15 +122,15 @@ def is_finished(folder: Path, plan: dict[str, Any]) -> bool:
         if not is_as_noted(folder / name, manifest.files.get(name)):
             raise IndexFolderError(f"{folder / name} is missing or damaged; scan again with --fresh")
     if unfinished is None or unfinished == plan:
-        throw_partial_away(folder)  # left by a scan that was killed while tidying up
+        remove_partial(folder)  # left behind if the process was killed during cleanup
     return True
 
 
-def begin(folder: Path, plan: dict[str, Any], resume: bool) -> None:
-    """Make sure that what is in partial/ is this very scan, or nothing."""
-    unfinished = unfinished_plan(folder) if resume else None
+def prepare_partial(folder: Path, plan: dict[str, Any], resume: bool) -> None:
+    """Prepare partial/ for this plan, or keep it if the scan is resumed. Raises IndexFolderError for another plan."""
+    unfinished = read_partial_plan(folder) if resume else None
     if unfinished is not None:
-        other = difference(unfinished, plan)
+        other = describe_difference(unfinished, plan)
         if other:
             raise IndexFolderError(
                 f"{folder} holds an unfinished scan of {other}; repeat that command to continue it, "
@@ -134,9 +138,9 @@ def begin(folder: Path, plan: dict[str, Any], resume: bool) -> None:
             )
         _note_machine(folder)
         return
-    refuse_annotations(folder)
+    check_no_annotations(folder)
     with explain_os_errors(folder):
-        throw_partial_away(folder)
+        remove_partial(folder)
         (folder / PARTIAL).mkdir()
     write_json(folder / PARTIAL / "plan.json", plan)
     _note_machine(folder)
@@ -149,33 +153,33 @@ def _note_machine(folder: Path) -> None:
 
 
 def scanned_with(folder: Path) -> list[dict[str, str]]:
-    """With what an unfinished scan was worked on, in that order; more than one where it was continued elsewhere."""
+    """Return the versions and processors of an unfinished scan, in order of use."""
     path = folder / PARTIAL / _MACHINES
     return list(read_sealed(path)["made_with"]) if path.is_file() else []
 
 
-def continued_elsewhere(folder: Path) -> str:
-    """One line where the unfinished scan in `folder` was begun with another torch or processor; else empty."""
-    known = scanned_with(folder) if can_continue(folder) else []
-    return differing_hands([*known, made_with()]) if known else ""
+def resumed_hardware_warning(folder: Path) -> str:
+    """Return a warning if the unfinished scan in `folder` was started with another torch or processor, else ""."""
+    known = scanned_with(folder) if has_resumable_scan(folder) else []
+    return mixed_hardware_warning([*known, made_with()]) if known else ""
 
 
-def differing_hands(hands: Sequence[dict[str, str]]) -> str:
-    """One line about parts of one scan that round differently; empty where all were made alike."""
-    kinds = list(dict.fromkeys(f"torch {one.get('torch')} on {one.get('processor')}" for one in hands))
+def mixed_hardware_warning(machines: Sequence[dict[str, str]]) -> str:
+    """Return a warning if parts of one scan were made with different torch versions or processors, else ""."""
+    kinds = list(dict.fromkeys(f"torch {one.get('torch')} on {one.get('processor')}" for one in machines))
     if len(kinds) < 2:
         return ""
     return f"parts of this scan are of {' and of '.join(kinds)}; last bits may differ, so that ties may swap"
 
 
 @contextmanager
-def nothing_left_if_refused(folder: Path) -> Iterator[None]:
-    """Take away what begin() wrote if the scan is refused before it has anything to keep; to be used under the lock."""
+def discard_partial_on_error(folder: Path) -> Iterator[None]:
+    """Remove partial/ after a MemlensError if there is nothing to resume. Use it while holding the lock."""
     try:
         yield
     except MemlensError:
-        if (folder / PARTIAL).exists() and not can_continue(folder):
-            throw_partial_away(folder)
+        if (folder / PARTIAL).exists() and not has_resumable_scan(folder):
+            remove_partial(folder)
         remove_if_empty(folder)
         raise
 
@@ -187,7 +191,7 @@ def remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def refuse_annotations(folder: Path) -> None:
+def check_no_annotations(folder: Path) -> None:
     if (folder / ANNOTATIONS).exists():
         raise IndexFolderError(
             f"{folder} holds people's annotations, which belong to its old triggers; move {ANNOTATIONS} away first, "
@@ -195,29 +199,29 @@ def refuse_annotations(folder: Path) -> None:
         )
 
 
-def throw_partial_away(folder: Path) -> None:
-    for mark in (SHARD, "corpus.json"):  # first what says that there is something to keep, since a kill may come
+def remove_partial(folder: Path) -> None:
+    for mark in (SHARD, "corpus.json"):  # first the files that mark a scan as resumable
         (folder / PARTIAL / mark).unlink(missing_ok=True)
     if (folder / PARTIAL).exists():
         shutil.rmtree(folder / PARTIAL)
 
 
-def take_manifest_away(folder: Path) -> None:
-    """Make an index a folder of tables that may be replaced. Raises IndexFolderError if it has annotations."""
-    is_index = (folder / MANIFEST).exists()  # else nobody can annotate it, and no lock file is needed
+def remove_manifest(folder: Path) -> None:
+    """Remove the manifest, so that tables can be replaced. Raises IndexFolderError if the index has annotations."""
+    is_index = (folder / MANIFEST).exists()  # otherwise nobody can annotate it, and no lock file is needed
     try:
         with FileLock(folder / ANNOTATIONS_LOCK, timeout=0) if is_index else nullcontext():
-            refuse_annotations(folder)
+            check_no_annotations(folder)
             (folder / MANIFEST).unlink(missing_ok=True)
             (folder / BACKUP).unlink(missing_ok=True)
-            sync_folder(folder)  # else a power cut could leave new tables with the old manifest
+            sync_folder(folder)  # a power cut must not leave new tables with the old manifest
     except Timeout as error:
         raise IndexFolderError(f"someone is annotating {folder}; choose another folder with -o") from error
 
 
 def replace_tables(folder: Path, names: Collection[str]) -> None:
-    """Put the new tables, of these names, in place; from here until the manifest is written this is no index."""
-    take_manifest_away(folder)
+    """Move these new tables into place. Until the manifest is written, the folder is not an index."""
+    remove_manifest(folder)
     for name in (*DERIVED_TABLES, REPORT):
         (folder / name).unlink(missing_ok=True)
     if (folder / EXPERIMENTS).is_dir():
@@ -227,13 +231,13 @@ def replace_tables(folder: Path, names: Collection[str]) -> None:
             (folder / name).unlink(missing_ok=True)
     for name in names:
         made = folder / PARTIAL / name
-        if made.exists():  # else a call that was killed here has moved it already
+        if made.exists():  # otherwise an interrupted call has moved it already
             made.replace(folder / name)
     sync_folder(folder)
 
 
-def difference(found: Any, wanted: dict[str, Any]) -> str:
-    """The difference between the plan in a folder and the wanted one, in words; empty if they are equal."""
+def describe_difference(found: Any, wanted: dict[str, Any]) -> str:
+    """Describe the difference between the plan in a folder and the wanted one. Return "" if they are equal."""
     if not isinstance(found, dict) or not isinstance(found.get("settings", {}), dict):
         return "something that cannot be read any more"
     for key, words in (("schema", "another schema version"), ("model", "another model"), ("corpus", "another corpus")):

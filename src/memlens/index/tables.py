@@ -1,4 +1,4 @@
-"""A finished scan as tables: triggers, statistics, ordinary examples, vocabulary.
+"""The tables of a finished scan: triggers, statistics, ordinary examples, vocabulary.
 
 Rows are written layer by layer and memory by memory, so that a reader finds one memory in one row group.
 """
@@ -44,7 +44,7 @@ _ORDINARY_KEPT = 5
 
 
 class JoinedParts:
-    """All parts of a scan as one, layer by layer, so that one layer at a time is in memory."""
+    """All parts of a scan, merged one layer at a time to bound memory."""
 
     def __init__(self, folders: Sequence[PartFolder], shapes: Mapping[int, LayerShape], settings: ScanSettings) -> None:
         self.shapes, self.settings = shapes, settings
@@ -76,12 +76,12 @@ class JoinedParts:
 
     @property
     def tokens(self) -> int:
-        """Tokens fed so far, the mean over layers."""
+        """Tokens that were run so far, averaged over layers."""
         return sum(int(counts[1]) for counts in self._counts.values()) // len(self._counts)
 
     @property
     def layers(self) -> Iterator[LayerScan]:
-        """The layers in order, each made when it is asked for."""
+        """The layers in order, each merged when it is asked for."""
         for layer in sorted(self.shapes):
             yield self._layer(layer)
 
@@ -98,7 +98,7 @@ class JoinedParts:
         return joined
 
     def layers_alike(self) -> list[tuple[int, ...]]:
-        """Layers of which the same is done, together."""
+        """Return groups of layers that have the same batches done."""
         alike: dict[bytes, list[int]] = {}
         for layer in sorted(self.shapes):
             alike.setdefault(self._done[layer].array().tobytes(), []).append(layer)
@@ -125,20 +125,20 @@ def write_scan_tables(folder: Path, scanned: JoinedParts, store: CorpusStore) ->
 
 
 def write_vocabulary(folder: Path, tokenizer: Tokenizer, size: int) -> FileFacts:
-    """Every row of the output embedding; rows beyond the tokenizer have an empty text."""
+    """Write the text of every row of the output embedding. Rows beyond the tokenizer have an empty text."""
     texts = [tokenizer.token_text(token) if token < tokenizer.size else "" for token in range(size)]
     table = pa.table({"token": range(size), "text": texts}, VOCABULARY_SCHEMA)
     return write_table(folder / VOCABULARY, VOCABULARY_SCHEMA, iter([table]))
 
 
 def is_dead(scan: LayerScan) -> NDArray[np.bool_]:
-    """A memory without any trigger, at whichever ends are kept, although tokens have reached it. [memories]"""
+    """Return which memories have no trigger although tokens reached them. [memories]"""
     dead: NDArray[np.bool_] = (scan.triggers.top_lists.filled == 0) & (prefixes_seen(scan, 1) > 0)
     return dead & (scan.triggers.bottom_lists.filled == 0) if scan.triggers.keeps_bottom else dead
 
 
 def prefixes_seen(scan: LayerScan, prefixes: int) -> NDArray[np.int64]:
-    """The number of prefixes that reached each memory: an expert's see only those that its router sends. [memories]"""
+    """Return the number of prefixes that reached each memory. Experts see those that the router sends. [memories]"""
     seen = np.full(len(scan.totals.total), prefixes, np.int64)
     if scan.routing is not None:
         routed = np.repeat(scan.routing.chosen, scan.size)
@@ -192,7 +192,7 @@ def _prefix_columns(
 
 
 def _ordinary(layers: Iterable[LayerScan], store: CorpusStore) -> Iterator[pa.Table]:
-    """Sampled prefixes that are not among the triggers, the first few of each memory."""
+    """Yield the first few sampled prefixes of each memory that are not triggers."""
     for scan in layers:
         examples = scan.sample.examples
         top = scan.triggers.result()["top"]
@@ -250,7 +250,7 @@ def _counts(scan: LayerScan) -> pa.Table:
 
 
 def _quadrants(layers: Iterable[LayerScan], store: CorpusStore) -> Iterator[pa.Table]:
-    """The top prefixes of every quadrant, by memory, quadrant and rank."""
+    """Yield the top prefixes of every quadrant, by memory, quadrant and rank."""
     for scan in layers:
         if scan.quadrants is None:
             continue
@@ -285,7 +285,7 @@ def _experts(layer: int, routing: Routing, prefixes: int) -> pa.Table:
 
 
 def _routing(layer: int, routing: Routing, store: CorpusStore) -> pa.Table:
-    """Prefixes of every expert, by expert, list and rank."""
+    """Return the prefixes of every expert, by expert, list and rank."""
     parts = []
     for which, lists in enumerate((routing.heaviest, routing.drawn)):
         places = np.arange(lists.keys.shape[1])[None, :] < lists.filled[:, None]  # [experts, places]
