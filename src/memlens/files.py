@@ -56,7 +56,7 @@ def explain_os_errors(path: Path) -> Iterator[None]:
     """Turn an OSError into a FilesError that says what to do."""
     try:
         yield
-    except (MemlensError, BlockingIOError):  # BlockingIOError: another process holds a lock
+    except MemlensError:
         raise
     except OSError as error:
         # Some libraries lose the error number. Their message is then all there is.
