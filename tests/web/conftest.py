@@ -1,7 +1,6 @@
-"""A real index of a tiny model over part of the bundled prose, the workbench on it, and a browser to look at it.
+"""An index of a tiny model with part of the bundled prose, and the workbench with it.
 
-One of each for the whole session: only look. `client` answers in this process, `address` is a server that a browser
-can reach.
+They are shared by the session: only read them. `client` answers in this process, `address` is that of a real server.
 """
 
 import shutil
@@ -32,7 +31,7 @@ BROKEN = "A word turned \u202eround\u202c, a \ufffd broken one, a \x07 bell and 
 
 @pytest.fixture(scope="session", autouse=True)
 def use_bundle_cache(bundle_cache: Path) -> Iterator[None]:
-    """Also for servers that answer in threads of their own."""
+    """Set the cache folder for servers in other threads as well."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(bundle_cache))
         yield
@@ -65,7 +64,7 @@ def index_folder(model: MemoryModel, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def bundled_sentences(count: int) -> list[str]:
-    """The first lines of the corpus that comes with memlens."""
+    """Return the first sentences of the bundled corpus."""
     from memlens.corpus.sentences import read_units
     from memlens.settings import CorpusSettings
 
@@ -79,13 +78,13 @@ def index(index_folder: Path) -> Index:
 
 @pytest.fixture
 def own_index(index_folder: Path, tmp_path: Path) -> Index:
-    """A copy for one test to change."""
+    """A copy that one test may change."""
     return memlens.open_index(shutil.copytree(index_folder, tmp_path / "index"))
 
 
 @pytest.fixture(scope="session")
 def workbench(index_folder: Path, model: MemoryModel) -> Iterator[Workbench]:
-    """With the model ready."""
+    """A workbench whose model is loaded."""
     opened = Workbench(index_folder, model)
     yield opened
     opened.close()
@@ -99,7 +98,7 @@ def client(workbench: Workbench) -> Iterator[TestClient]:
 
 @pytest.fixture
 def client_of() -> Iterator[Callable[..., TestClient]]:
-    """A client of a workbench of one's own: client_of(index, model=None, other=None)."""
+    """`client_of(index, model=None, other=None)` returns a client of a new workbench."""
     with ExitStack() as stack:
 
         def make(*arguments: Any, **named: Any) -> TestClient:
@@ -112,14 +111,14 @@ def client_of() -> Iterator[Callable[..., TestClient]]:
 
 @pytest.fixture(scope="session")
 def address(workbench: Workbench) -> Iterator[str]:
-    """http://127.0.0.1:PORT of a running server, model ready."""
+    """The address of a running server whose model is loaded."""
     with serving(workbench) as opened:
         yield opened
 
 
 @pytest.fixture
 def open_page(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
-    """open_page("/search", width=390, scheme="dark", javascript=True) -> a page of the shared server."""
+    """`open_page("/search", width=390, scheme="dark", javascript=True)` opens a page of the shared server."""
     with ExitStack() as stack:
 
         def open_it(path: str, width: int = 1280, scheme: str = "light", javascript: bool = True) -> Any:

@@ -1,4 +1,4 @@
-"""Helpers of the workbench's tests: a server and pages of one's own, changes to an index of one's own."""
+"""Helpers of the web tests: a server, a browser page, changes to an index."""
 
 import shlex
 import threading
@@ -34,13 +34,13 @@ def without_labels(index: Index) -> Index:
 
 
 def fewer_patterns(index: Index) -> None:
-    """Replace the table of patterns as a stage does: all but one are gone."""
+    """Replace the table of patterns by its first row, as a stage would do."""
     table = index.table("patterns")
     index.write({"patterns": (table.schema, [table.slice(0, 1)])}, dict)
 
 
 def parsed_command(shown: str) -> dict[str, Any]:
-    """A `memlens trace` command that a page shows, as a shell and then the command line take it apart."""
+    """Return the parameters of a `memlens trace` command shown on a page."""
     command = typer.main.get_command(make_app("trace"))
     name, verb, *words = shlex.split(shown)
     assert (name, verb) == ("memlens", "trace")
@@ -50,7 +50,7 @@ def parsed_command(shown: str) -> dict[str, Any]:
 
 @contextmanager
 def serving(workbench: Workbench, access: Access | None = None) -> Iterator[str]:
-    """The address of the workbench while it is served."""
+    """Serve a workbench and yield its address."""
     with listen("127.0.0.1", 0) as listener:
         server = uvicorn.Server(server_config(create_app(workbench, access), "error"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -66,7 +66,7 @@ def serving(workbench: Workbench, access: Access | None = None) -> Iterator[str]
 def opened(
     browser: Any, address: str, width: int = 1280, javascript: bool = True, scheme: str = "light"
 ) -> Iterator[Any]:
-    """A page that may not complain, nor ask anything of another machine."""
+    """Open a browser page that must not log errors or send requests to other machines."""
     complaints: list[str] = []
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=javascript

@@ -1,4 +1,4 @@
-"""Comparing as a person does it: choose, look, follow a memory."""
+"""The page Compare in a real browser."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.sweep  # test_browser_walk.py visits all pages by defau
 Open = Callable[..., Any]
 
 
-def test_a_choice_is_taken_at_once_and_a_memory_is_followed(open_page: Open) -> None:
+def test_a_choice_is_applied_at_once_and_a_memory_is_opened(open_page: Open) -> None:
     page = open_page("/compare")
     page.locator(".changes .card").first.wait_for()
     page.select_option("[name=a]", "0")

@@ -1,4 +1,4 @@
-"""The page Compare and its JSON: what memlens.compare finds, of two layers or of two indexes."""
+"""The page Compare and its JSON give the results of memlens.compare."""
 
 import re
 from collections.abc import Callable
@@ -78,7 +78,7 @@ def test_other_shapes_are_compared_layer_by_layer_only(client_of: ClientOf, inde
         (200, "layers=0:1&a=%00&b=x layers=0:1&top=200"),
     ],
 )
-def test_bad_input_is_refused_with_a_line_and_all_text_is_text(client: TestClient, status: int, queries: str) -> None:
+def test_bad_input_is_one_line_and_shown_as_text(client: TestClient, status: int, queries: str) -> None:
     for query in queries.split():
         page, answer = client.get(f"/compare?{query}"), client.get(f"/api/compare?{query}")
         assert page.status_code == status
@@ -87,7 +87,7 @@ def test_bad_input_is_refused_with_a_line_and_all_text_is_text(client: TestClien
         assert answer.status_code == 200 or set(answer.json()) == {"error"}
 
 
-def test_the_same_is_not_computed_twice(
+def test_a_comparison_is_computed_once(
     client_of: ClientOf, index_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []

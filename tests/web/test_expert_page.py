@@ -1,4 +1,4 @@
-"""The page of an expert, and experts that are never or rarely chosen, in the workbench and in the report."""
+"""The page of an expert, and unused experts in the workbench and the report."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_routing_is_what_the_records_of_all_experts_say(index: Index) -> None:
     assert sum(layer.unreached for layer in found) == sum(read_memory(index, name).seen == 0 for name in names)
 
 
-def test_a_chosen_a_shared_and_an_expert_that_is_never_chosen_have_pages(index: Index, client: TestClient) -> None:
+def test_used_shared_and_unused_experts_have_pages(index: Index, client: TestClient) -> None:
     routing = next(layer for layer in read_routing(index) if layer.never)
     for name, words in (
         (routing.busiest, "of all prefixes here"),
@@ -69,7 +69,7 @@ def test_a_chosen_a_shared_and_an_expert_that_is_never_chosen_have_pages(index: 
     assert "never reached" in missed and "never fires" not in missed
 
 
-def test_other_spellings_lead_to_the_page_and_unknown_experts_are_refused(index: Index, client: TestClient) -> None:
+def test_other_spellings_redirect_and_unknown_experts_are_refused(index: Index, client: TestClient) -> None:
     busiest = str(read_routing(index)[0].busiest)
     for address in (f"/e/{busiest.lower()}", f"/search?q={busiest}"):
         answer = client.get(address, follow_redirects=False)
@@ -78,7 +78,7 @@ def test_other_spellings_lead_to_the_page_and_unknown_experts_are_refused(index:
         assert client.get(f"/e/{name}").status_code == 404, name
 
 
-def test_overview_and_report_tell_unreached_memories_from_dead_ones(
+def test_overview_and_report_distinguish_unreached_from_dead_memories(
     index: Index, client: TestClient, tmp_path: Path
 ) -> None:
     routing = read_routing(index)

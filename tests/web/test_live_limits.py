@@ -125,12 +125,12 @@ def test_prompts_and_edits_are_limited(busy: TestClient) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"waiting": -1}, {"seconds": 0}, {"prompt_tokens": 0}])
-def test_limits_that_cannot_be_are_refused(bad: dict[str, int]) -> None:
+def test_invalid_limits_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(SettingError, match="must be"):
         LiveSettings(**bad)
 
 
-def test_requests_at_once_get_what_each_would_get_alone(
+def test_concurrent_requests_get_the_same_answers_as_single_ones(
     own_index: Index, model: MemoryModel, client_of: Callable[..., TestClient]
 ) -> None:
     """Traces, edits, steered texts and labels of eight people at once: nobody sees another's edit, no label is lost."""
@@ -173,7 +173,7 @@ def same(answer: dict[str, Any], grid: dict[str, Any]) -> bool:
     return True
 
 
-def test_what_is_kept_does_not_grow_with_requests(client_of: Callable[..., TestClient], index_folder: Path) -> None:
+def test_caches_do_not_grow_with_requests(client_of: Callable[..., TestClient], index_folder: Path) -> None:
     """Requests of every kind, each asked once: what is kept is bounded, and what all pages need stays."""
     client = client_of(index_folder)
     index = bench_of(client).index
@@ -187,7 +187,7 @@ def test_what_is_kept_does_not_grow_with_requests(client_of: Callable[..., TestC
     assert index._results["statistics"][1] is made
 
 
-def test_an_error_is_answered_and_gives_the_turn_back(busy: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_reported_and_frees_the_model(busy: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_arguments: Any) -> None:
         raise MemlensError("oops")
 

@@ -1,7 +1,4 @@
-"""Everything that a page shows can be had by an API call or a command, with the same numbers.
-
-Each test takes what the page shows out of its HTML and writes the numbers of the JSON in the page's own way beside it.
-"""
+"""Everything on a page is also available as JSON and from a command, with the same numbers."""
 
 import json
 import re
@@ -38,7 +35,7 @@ def command(run: Run, *words: Any) -> Any:
     return json.loads(out)
 
 
-def test_every_page_of_the_head_is_walked_here() -> None:
+def test_every_page_in_the_header_is_covered_here() -> None:
     assert {address for address, _ in PAGES} == COVERED
 
 
@@ -98,7 +95,9 @@ def test_a_memory(client: TestClient, index: Index, run: Run, name: str) -> None
     assert found(r'<tr><td><a class="memory" href="/m/(\w+)"', html) == [one["name"] for one in related]
 
 
-def test_a_memory_along_a_text_and_its_nearest(client: TestClient, index: Index, run: Run, model_folder: Path) -> None:
+def test_coefficients_on_a_text_and_nearest_memories(
+    client: TestClient, index: Index, run: Run, model_folder: Path
+) -> None:
     """The page shows what these addresses answer, nothing of its own."""
     shown = command(run, "show", index.folder, "L1N7", "--on", PROMPT, "--model", model_folder)
     answer = client.get("/api/memories/L1N7/on", params={"text": PROMPT}).json()
@@ -162,7 +161,7 @@ def test_a_trace(client: TestClient, index: Index, run: Run, model_folder: Path)
     assert html.count('class="cell') >= sum(len(row) for row in grid["layers"])
 
 
-def test_a_text_that_goes_on(client: TestClient, index: Index, run: Run, model_folder: Path) -> None:
+def test_a_continuation(client: TestClient, index: Index, run: Run, model_folder: Path) -> None:
     """The page Steer shows what this address answers, nothing of its own."""
     asked: dict[str, str | int] = {"prompt": PROMPT, "count": 4, "set": "L1N7=x4"}
     whole = json.loads(client.get("/api/steer", params=asked).text.splitlines()[-1])
@@ -171,7 +170,7 @@ def test_a_text_that_goes_on(client: TestClient, index: Index, run: Run, model_f
     assert client.get("/steer", params=asked).status_code == 200
 
 
-def test_what_is_kept(own_index: Index, client_of: Callable[..., TestClient], run: Run) -> None:
+def test_saved_memories(own_index: Index, client_of: Callable[..., TestClient], run: Run) -> None:
     client = client_of(own_index.folder)
     client.put("/api/collections/L1N7", json={"star": True, "name": "rivers", "lists": ["water"]})
     kept = client.get("/api/collections").json()

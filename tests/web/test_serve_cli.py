@@ -1,4 +1,4 @@
-"""`memlens serve` as a command: it prints its address, answers, and stops when told; what cannot be is one line."""
+"""`memlens serve` prints its address, answers, and stops on a signal. Invalid options are one line."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def test_it_prints_its_address_answers_and_stops(index_folder: Path, number: sig
         ran.communicate()
 
 
-def test_what_cannot_be_served_is_one_line(index_folder: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+def test_invalid_options_are_one_line(index_folder: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
     with listen("127.0.0.1", 0) as taken:
         for options, words in (
             (["--port", "70000"], "--port is 70000"),

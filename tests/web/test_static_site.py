@@ -1,4 +1,4 @@
-"""`memlens site`: the workbench's pages as files, with the same content, from a disk and from any host."""
+"""`memlens site` writes the pages of the workbench, for a disk and for any host."""
 
 import functools
 import gzip
@@ -52,7 +52,7 @@ def names_of(index: Index) -> list[str]:
     return [str(index.names.name(layer, n)) for layer in index.layers for n in range(index.memories(layer))]
 
 
-def test_every_page_of_a_memory_is_the_workbenchs(
+def test_every_page_of_a_memory_is_that_of_the_workbench(
     site: Path, index: Index, client_of: Callable[..., TestClient]
 ) -> None:
     client = client_of(index.folder)
@@ -118,7 +118,9 @@ def test_a_site_of_one_layer_names_memories_of_no_other(index: Index, tmp_path: 
     assert {int(found) for found in re.findall(r"\bL(\d+)[NES]\d", report)} <= {1}
 
 
-def test_layers_and_top_make_it_smaller(index: Index, tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
+def test_layers_and_top_make_a_site_smaller(
+    index: Index, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
     code, out, err = run(
         "site", index.folder, "-o", tmp_path / "s", "--layers", index.layers[-1], "--top", "2", "--json"
     )
@@ -132,7 +134,9 @@ def test_layers_and_top_make_it_smaller(index: Index, tmp_path: Path, run: Calla
     assert f">{index.names.name(index.layers[0], 0)}<" not in (tmp_path / "s" / "search.html").read_text()
 
 
-def test_what_cannot_be_a_site_is_refused(index: Index, tmp_path: Path, refused: Callable[..., str]) -> None:
+def test_invalid_output_folders_and_options_are_refused(
+    index: Index, tmp_path: Path, refused: Callable[..., str]
+) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "diary.txt").write_text("dear diary")
     assert "did not make" in refused("site", index.folder, "-o", tmp_path / "mine")
@@ -146,7 +150,7 @@ def test_what_cannot_be_a_site_is_refused(index: Index, tmp_path: Path, refused:
     assert not (tmp_path / "s").exists()
 
 
-def test_the_workbench_knows_the_addresses_of_a_site(client: TestClient, index: Index) -> None:
+def test_the_workbench_redirects_addresses_of_a_site(client: TestClient, index: Index) -> None:
     name = names_of(index)[3]
     for address, expected in {
         f"/memory.html?name={name}": f"/m/{name}",
@@ -174,7 +178,7 @@ def hosted(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("way", ["file", pytest.param("http", marks=pytest.mark.sweep)])
-def test_it_is_browsed_and_searched_without_a_server(
+def test_a_site_is_browsed_and_searched_without_a_server(
     way: str, site: Path, index: Index, browser: Any, client: TestClient
 ) -> None:
     with hosted(site) as address:

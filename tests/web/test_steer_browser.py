@@ -1,4 +1,4 @@
-"""Steering as a person does it: edits by keys and mouse, two texts side by side, the address shared."""
+"""The page Steer in a real browser."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +15,7 @@ DONE = ".column[data-set=set] .bars li"
 
 
 @EVERY_SCREEN
-def test_an_edit_changes_the_text_and_the_address_holds_all(
-    open_page: Open, index: Index, width: int, scheme: str
-) -> None:
+def test_an_edit_changes_the_text_and_the_address(open_page: Open, index: Index, width: int, scheme: str) -> None:
     page = open_page("/steer?prompt=The+river+runs&count=6", width, scheme)
     page.locator(".column[data-set=''] .bars li").first.wait_for()
     page.locator("#add-set").focus()
@@ -61,9 +59,7 @@ def test_switches_sliders_and_a_second_set(open_page: Open) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["-5 degrees", "--", "--set L1=0", "=ls", "it's `a` $b !c"])
-def test_the_command_of_a_text_is_understood_by_a_shell_and_by_the_command_line(
-    open_page: Open, index: Index, prompt: str
-) -> None:
+def test_the_command_of_a_continuation_can_be_pasted_into_a_shell(open_page: Open, index: Index, prompt: str) -> None:
     page = open_page(f"/steer?{urlencode({'prompt': prompt, 'count': 3, 'seed': 7})}&set=L1%3D-60&set=L0%3Dx0.5")
     page.locator(DONE).first.wait_for()
     given = parsed_command(page.locator(".column[data-set=set] .command code").text_content())

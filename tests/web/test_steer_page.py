@@ -1,4 +1,4 @@
-"""Steering: texts that go on are those of memlens.generate, several at once do not mix, and bad input is one line."""
+"""Continuations are those of memlens.generate, do not mix, and bad input is one line."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,9 @@ def steer(client: TestClient, **asked: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("asked", [{}, {"set": ["L1N7=25", "L2=x-1"]}, {"temperature": 1.5, "seed": 7, "set": "L0=0"}])
-def test_a_text_goes_on_as_it_does_in_python(client: TestClient, model: MemoryModel, asked: dict[str, Any]) -> None:
+def test_a_continuation_is_the_one_of_the_library(
+    client: TestClient, model: MemoryModel, asked: dict[str, Any]
+) -> None:
     *tokens, whole = steer(client, **asked)
     edits = asked.get("set")
     expected = generate(model, PROMPT, 6, edits, temperature=asked.get("temperature", 0.0), seed=asked.get("seed", 0))
@@ -31,7 +33,7 @@ def test_a_text_goes_on_as_it_does_in_python(client: TestClient, model: MemoryMo
     assert [one["p"] for one in tokens] == list(expected.p)
 
 
-def test_two_people_steer_at_once_and_nothing_mixes(client: TestClient) -> None:
+def test_concurrent_continuations_do_not_mix(client: TestClient) -> None:
     asked = [{"set": f"L1N{number}={20 * number}", "temperature": 1.0, "seed": number} for number in range(4)]
     alone = [steer(client, **one) for one in asked]
     with ThreadPoolExecutor(4) as people:
@@ -49,14 +51,14 @@ def test_two_people_steer_at_once_and_nothing_mixes(client: TestClient) -> None:
         ({"prompt": "the " * 300}, 422, "tokens"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_written(
+def test_invalid_requests_are_refused_before_the_response_starts(
     client: TestClient, asked: dict[str, Any], status: int, words: str
 ) -> None:
     answer = client.get("/api/steer", params={"prompt": PROMPT, "count": 6} | asked)
     assert answer.status_code == status and words in answer.json()["error"]
 
 
-def test_an_edit_that_overflows_is_refused_before_the_answer_begins(client: TestClient) -> None:
+def test_an_edit_that_overflows_is_refused_before_the_response_starts(client: TestClient) -> None:
     answer = client.get("/api/steer", params={"prompt": PROMPT, "set": "L0=1e38"})
     assert answer.status_code in (409, 422) and answer.json()["error"]
 

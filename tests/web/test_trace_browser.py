@@ -1,4 +1,4 @@
-"""Tracing as a person does it: type, look, open cells by mouse and keys, change memories, share the address."""
+"""The page Trace in a real browser."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ Open = Callable[..., Any]
 
 
 @pytest.mark.parametrize("javascript", [True, False])
-def test_a_prompt_is_traced_and_a_memory_turned_up(open_page: Open, javascript: bool) -> None:
+def test_a_prompt_is_traced_and_a_memory_edited(open_page: Open, javascript: bool) -> None:
     page = open_page("/trace", javascript=javascript)
     page.fill("#prompt", "The river runs to")
     page.click(".prompt-form button")
@@ -43,7 +43,7 @@ def test_a_prompt_is_traced_and_a_memory_turned_up(open_page: Open, javascript: 
 
 
 @EVERY_SCREEN
-def test_the_grid_is_used_by_keys_alone(open_page: Open, width: int, scheme: str) -> None:
+def test_the_grid_works_with_the_keyboard(open_page: Open, width: int, scheme: str) -> None:
     page = open_page("/trace?prompt=The+river+runs&layer=0&at=0", width, scheme)
     page.locator(".cell[aria-current]").focus()
     for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowLeft", "ArrowUp", "ArrowDown"):
@@ -67,7 +67,7 @@ def test_the_grid_is_used_by_keys_alone(open_page: Open, width: int, scheme: str
 
 
 @EVERY_SCREEN
-def test_one_token_is_explained_against_another_by_keys_alone(open_page: Open, width: int, scheme: str) -> None:
+def test_explaining_one_token_against_another_works_with_the_keyboard(open_page: Open, width: int, scheme: str) -> None:
     page = open_page("/trace?prompt=The+river+runs", width, scheme)
     page.locator(".target [name=token]").focus()
     page.keyboard.type("␣the")
@@ -86,7 +86,7 @@ def test_one_token_is_explained_against_another_by_keys_alone(open_page: Open, w
     page.wait_for_url("**/m/L*")
 
 
-def test_the_page_goes_on_by_itself_when_the_model_is_there(
+def test_the_page_continues_when_the_model_is_loaded(
     browser: Any, index_folder: Path, model: MemoryModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_load = Event()
@@ -104,7 +104,7 @@ def test_the_page_goes_on_by_itself_when_the_model_is_there(
         page.locator(".grid .cell[aria-current]").wait_for()
 
 
-def test_any_edit_can_be_typed_and_a_wrong_one_is_told_at_once(open_page: Open) -> None:
+def test_any_edit_can_be_typed_and_an_invalid_one_is_reported_at_once(open_page: Open) -> None:
     page = open_page("/trace?prompt=The+river+runs&set=L1N7%3D25")
     page.locator("#any").fill("L2=x-1.5e0")
     page.locator(".any button").click()
@@ -115,7 +115,7 @@ def test_any_edit_can_be_typed_and_a_wrong_one_is_told_at_once(open_page: Open) 
     assert page.locator(".edit code").all_inner_texts() == ["L1N7=25", "L2=x-1.5e0"]
 
 
-def test_what_a_cell_opens_is_on_the_screen(open_page: Open) -> None:
+def test_an_opened_cell_is_scrolled_into_view(open_page: Open) -> None:
     page = open_page("/trace?prompt=The+river+runs+to+the+sea&layer=2&at=0")
     page.emulate_media(reduced_motion="reduce")  # scroll at once
     page.set_viewport_size({"width": 1280, "height": 420})
@@ -134,7 +134,7 @@ def test_it_fits_every_screen(open_page: Open, width: int, scheme: str) -> None:
     assert page.locator(".cell[aria-current]").bounding_box()["x"] < width
 
 
-def test_columns_of_a_short_prompt_stand_below_their_tokens(open_page: Open) -> None:
+def test_columns_of_a_short_prompt_are_aligned_with_their_tokens(open_page: Open) -> None:
     page = open_page("/trace?prompt=The+river")
     cells = page.locator(".grid tbody tr").first.locator(".cell").all()
     heads = page.locator(".grid thead th:not(.corner)").all()

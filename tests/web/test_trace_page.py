@@ -1,4 +1,4 @@
-"""The page Trace and its JSON: what is shown is what memlens.trace finds, and bad input is answered with a line."""
+"""The page Trace and its JSON give the results of memlens.trace, and bad input is one line."""
 
 import html
 import re
@@ -36,7 +36,7 @@ def test_the_grid_is_what_tracing_every_position_gives(client: TestClient, model
             assert cell["settled"] == (layer >= traced.settled) and cell["was"] is None
 
 
-def test_bos_is_fed_but_is_no_column() -> None:
+def test_bos_is_fed_but_has_no_column() -> None:
     model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer(adds_bos=True))
     grid = read_grid(model, "The river", ["L1N3=9"])
     assert "".join(grid.tokens) == "The river"
@@ -110,7 +110,7 @@ EVIL = '<script>alert("x")</script>\u202e</textarea>"\x07'
 
 
 @pytest.mark.parametrize("place", ["prompt", "set", "memory"])
-def test_whatever_is_written_is_shown_as_text(client: TestClient, place: str) -> None:
+def test_input_is_shown_as_text(client: TestClient, place: str) -> None:
     query = {"prompt": PROMPT} | {place: EVIL, "to": "1"}
     page = client.get("/trace", params=query)
     assert page.status_code in (200, 404, 422) and "<script>alert" not in page.text
@@ -142,14 +142,14 @@ def test_bad_input_is_one_line_and_never_a_crash(
     assert client.get("/trace", params=query).status_code == (status if query["prompt"] else 200)
 
 
-def test_a_bad_edit_is_told_and_the_good_ones_stay(client: TestClient) -> None:
+def test_an_invalid_edit_is_reported_and_the_valid_ones_stay(client: TestClient) -> None:
     answer = client.get("/trace", params={"prompt": PROMPT, "set": ["L1N7=25", "L1N4000=0", "L2=x2", "L1N7"]})
     assert answer.status_code == 422 and "L1N4000 does not exist" in answer.text and "changes nothing" in answer.text
     assert re.findall(r'class="edit"><code>([^<]+)', answer.text) == ["L1N7=25", "L2=x2"]
     assert 'class="cell' in answer.text
 
 
-def test_without_the_model_it_says_how_to_get_it(
+def test_without_the_model_the_page_says_how_to_load_it(
     client_of: Callable[..., TestClient], index_folder: Path, tmp_path: Path
 ) -> None:
     bare = client_of(index_folder)
@@ -171,7 +171,7 @@ def test_while_the_model_loads_the_page_waits(
     assert page.status_code == 200 and "The model is loading" in page.text and 'http-equiv="refresh"' in page.text
 
 
-def test_the_answer_is_what_a_trace_in_python_says_and_its_parts_add_up(client: TestClient, model: MemoryModel) -> None:
+def test_the_answer_is_that_of_the_library_and_its_parts_add_up(client: TestClient, model: MemoryModel) -> None:
     asked = {"prompt": PROMPT, "at": 3, "token": "␣the", "against": "e"}
     answer = client.get("/api/trace/answer", params=asked).json()
     expected = trace(model, PROMPT, 3, " the", against="e")
@@ -192,7 +192,7 @@ def test_the_answer_is_what_a_trace_in_python_says_and_its_parts_add_up(client: 
     assert listed == [str(one.memory) for one in expected.memories[:10]]
 
 
-def test_a_prompt_runs_once_however_many_cells_and_tokens_are_looked_at(
+def test_a_prompt_runs_once_for_all_cells_and_tokens(
     client_of: Callable[..., TestClient], index_folder: Path, model: MemoryModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes = []
@@ -219,7 +219,7 @@ def test_a_prompt_runs_once_however_many_cells_and_tokens_are_looked_at(
         ('it\'s `a` "b" $c\\ !d\n=e ␣f', "-", "=", 0, ["L1N3=0"]),
     ],
 )
-def test_the_command_of_a_trace_is_understood_by_a_shell_and_by_the_command_line(
+def test_the_command_of_a_trace_can_be_pasted_into_a_shell(
     prompt: str, token: str, against: str, at: int, sets: list[str]
 ) -> None:
     given = parsed_command(TraceAddress(prompt, None, at, sets, token, against).command("INDEX"))
@@ -228,7 +228,7 @@ def test_the_command_of_a_trace_is_understood_by_a_shell_and_by_the_command_line
     assert given["against"] == (against.replace("␣", " ") or None)
 
 
-def test_the_size_of_what_is_kept_is_that_of_every_tensor_in_it(model: MemoryModel) -> None:
+def test_the_size_of_a_traced_prompt_is_that_of_its_tensors(model: MemoryModel) -> None:
     run = KeptPrompts().run(model, read_prompt(model, PROMPT))
     assert run.nbytes == sum(tensor.nbytes for tensor in tensors_in(vars(run.positions)))
 
@@ -241,7 +241,7 @@ def tensors_in(content: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(part)
 
 
-def test_what_is_kept_stays_within_its_size(model: MemoryModel) -> None:
+def test_kept_prompts_stay_within_their_size(model: MemoryModel) -> None:
     kept = KeptPrompts(max_bytes=1)
     for text in ("one", "two", "three", "four"):
         kept.run(model, read_prompt(model, text))

@@ -1,4 +1,4 @@
-"""The overview, a memory and the search as a person uses them, in a real browser."""
+"""The pages Overview, memory and Search in a real browser."""
 
 import re
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Open = Callable[..., Any]
 
 
 @EVERY_SCREEN
-def test_every_page_fits_its_screen_and_complains_of_nothing(open_page: Open, width: int, scheme: str) -> None:
+def test_every_page_fits_its_screen_without_errors(open_page: Open, width: int, scheme: str) -> None:
     for path, ready in (
         ("/", ".map[data-drawn=max]"),
         ("/m/L1N7", ".memory-page[data-shaded=yes]"),
@@ -30,7 +30,7 @@ def test_every_page_fits_its_screen_and_complains_of_nothing(open_page: Open, wi
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")  # nothing to scroll sideways
 
 
-def test_the_map_is_pointed_at_walked_over_and_opened(open_page: Open) -> None:
+def test_the_map_works_with_pointer_and_keyboard(open_page: Open) -> None:
     page = open_page("/")
     page.locator(".map[data-drawn=max]").wait_for()
     canvas = page.locator(".map canvas")
@@ -58,7 +58,7 @@ def test_the_map_is_colored_by_the_chosen_statistic(open_page: Open) -> None:
 
 
 @EVERY_SCREEN
-def test_the_first_screen_leads_on_by_keyboard_alone(open_page: Open, width: int, scheme: str) -> None:
+def test_the_overview_works_with_the_keyboard(open_page: Open, width: int, scheme: str) -> None:
     page = open_page("/", width, scheme)
     home, name = page.url, page.locator(".cards .memory").first.inner_text()
     page.locator(".cards .memory").first.focus()
@@ -82,14 +82,14 @@ def test_the_first_screen_leads_on_by_keyboard_alone(open_page: Open, width: int
 
 
 @EVERY_SCREEN
-def test_the_map_is_sorted_by_keyboard_alone(open_page: Open, width: int, scheme: str) -> None:
+def test_the_map_is_sorted_with_the_keyboard(open_page: Open, width: int, scheme: str) -> None:
     page = open_page("/", width, scheme)
     page.locator(".map[data-sorted=place]").wait_for()
     before = page.evaluate("document.querySelector('.map canvas').toDataURL()")
     page.locator("#sort").focus()
     page.keyboard.type("color")
     page.locator(".map[data-sorted=level]").wait_for()
-    assert page.url.endswith("by=max&sort=level") and "sorted by color" in page.locator(".told").inner_text()
+    assert page.url.endswith("by=max&sort=level") and "sorted by color" in page.locator(".explanation").inner_text()
     assert page.evaluate("document.querySelector('.map canvas').toDataURL()") != before
     page.locator(".map canvas").focus()
     page.keyboard.press("ArrowRight")
@@ -100,7 +100,7 @@ def test_the_map_is_sorted_by_keyboard_alone(open_page: Open, width: int, scheme
 
 
 @EVERY_SCREEN
-def test_a_memory_is_read_by_keyboard_alone(open_page: Open, width: int, scheme: str) -> None:
+def test_a_memory_page_works_with_the_keyboard(open_page: Open, width: int, scheme: str) -> None:
     page = open_page("/m/L1N7", width, scheme)
     page.locator("[data-shaded=yes]").wait_for()
     page.locator("[data-side=value] tbody tr").first.wait_for()
@@ -142,7 +142,7 @@ def test_the_charts_of_the_experiments_are_drawn(open_page: Open) -> None:
     assert charts.count() >= 2 and page.locator(".chart.drawn svg.marks").count() == charts.count()
 
 
-def test_a_memory_is_shaded_live_and_its_patterns_light_up(open_page: Open, index: Index) -> None:
+def test_triggers_are_shaded_and_patterns_highlighted(open_page: Open, index: Index) -> None:
     row = index.sql("SELECT layer, memory, len(prefixes) AS n FROM {patterns} ORDER BY layer, memory LIMIT 1")[0]
     page = open_page(f"/m/L{row['layer']}N{row['memory']}")
     page.locator("[data-shaded=yes]").wait_for()
@@ -167,7 +167,7 @@ def test_silencing_shows_before_and_after(open_page: Open) -> None:
     assert "KL" in page.locator(".outcome .verdict").inner_text() and page.locator(".outcome .bars").count() == 2
 
 
-def test_neighbours_related_memories_and_memories_by_name_are_one_step_away(open_page: Open) -> None:
+def test_neighbors_related_memories_and_names_are_one_step_away(open_page: Open) -> None:
     page = open_page("/m/L1N7")
     page.keyboard.press("]")
     page.wait_for_url("**/m/L1N8")
@@ -182,7 +182,7 @@ def test_neighbours_related_memories_and_memories_by_name_are_one_step_away(open
     page.wait_for_url("**/m/L2N11")
 
 
-def test_results_come_as_one_types_and_arrows_walk_through_them(open_page: Open) -> None:
+def test_results_appear_while_typing_and_arrow_keys_move_through_them(open_page: Open) -> None:
     page = open_page("/search")
     page.locator("#q").fill("")
     page.keyboard.type("the ri", delay=15)
@@ -207,7 +207,7 @@ def test_filters_narrow_the_results_at_once(open_page: Open) -> None:
     assert "in=values" in page.url
 
 
-def test_everything_can_be_read_without_javascript(open_page: Open) -> None:
+def test_all_content_is_readable_without_javascript(open_page: Open) -> None:
     page = open_page("/", javascript=False)
     page.locator(".layer-details summary").click()
     assert page.locator(".layer-details tbody tr").count() == 3
@@ -221,7 +221,7 @@ def test_everything_can_be_read_without_javascript(open_page: Open) -> None:
     assert page.locator(".results li").count() > 0
 
 
-def test_links_of_the_served_report_lead_into_the_workbench(browser: Any, own_index: Index) -> None:
+def test_links_of_the_report_open_the_workbench(browser: Any, own_index: Index) -> None:
     """The report is a page of nowhere, but what it leads to is the workbench itself, with all that it can do."""
     memlens.report(own_index)
     with serving(Workbench(own_index.folder)) as address, opened(browser, address) as page:
@@ -247,7 +247,7 @@ def test_hostile_text_stays_text(open_page: Open) -> None:
     assert page.locator(".trigger-list script, .trigger-list p b").count() == 0
 
 
-def test_keyboard_users_see_where_they_are(open_page: Open) -> None:
+def test_keyboard_focus_is_visible(open_page: Open) -> None:
     page = open_page("/m/L1N7")
     page.keyboard.press("Tab")
     skip = page.locator(".skip")
@@ -288,7 +288,7 @@ def test_a_typed_text_is_shaded_token_by_token(open_page: Open, width: int, sche
 
 
 @EVERY_SCREEN
-def test_memories_that_fire_on_a_text_are_a_search_like_others(open_page: Open, width: int, scheme: str) -> None:
+def test_memories_that_fire_on_a_text_are_searched(open_page: Open, width: int, scheme: str) -> None:
     page = open_page("/search", width, scheme)
     page.locator(".places input:checked").focus()
     page.keyboard.press("ArrowLeft")  # of radio buttons the last

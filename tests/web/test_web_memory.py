@@ -1,4 +1,4 @@
-"""The page of a memory: what the index says, what only the model can say, and what hostile text does to it."""
+"""The page of a memory: content of the index, results of the model, and hostile text."""
 
 import io
 import json
@@ -28,7 +28,7 @@ from memlens.web.pages.memory import draw_histogram, score_axis
 ClientOf = Callable[..., TestClient]
 
 
-def test_json_is_the_record_of_the_library_with_what_people_say_and_show_prints_it(
+def test_json_is_the_record_of_the_library_with_labels_and_show_prints_it(
     client: TestClient, index: Index, run: Callable[..., tuple[int, str, str]]
 ) -> None:
     for name in ("L0N0", "L1N7", "L2N39"):
@@ -47,7 +47,7 @@ def test_an_exported_line_has_the_statistics_and_triggers_of_the_record(index: I
         assert line == {field: record[field] for field in line} and {"max", "histogram", "triggers"} < set(line)
 
 
-def test_the_page_shows_triggers_tokens_and_neighbours(client: TestClient, index: Index) -> None:
+def test_the_page_shows_triggers_tokens_and_neighbors(client: TestClient, index: Index) -> None:
     text = client.get("/m/L1N7").text
     assert text.count("<li data-rank=") == len(index.triggers("L1N7"))
     assert 'href="/m/L1N6"' in text and 'href="/m/L1N8"' in text
@@ -70,7 +70,7 @@ def test_a_role_comes_with_its_numbers_and_a_gated_memory_with_its_quadrants(
         assert f"<b>{own.quadrant}</b> gate {'above' if own.quadrant[0] == '+' else 'below'} 0" in page
 
 
-def test_other_spellings_lead_to_the_one_address(client: TestClient) -> None:
+def test_other_spellings_redirect_to_one_address(client: TestClient) -> None:
     for name in ("l1n7", "L1D7", "L01N007"):
         answer = client.get(f"/m/{name}", follow_redirects=False)
         assert answer.status_code == 308 and answer.headers["location"] == "/m/L1N7"
@@ -141,14 +141,14 @@ def test_scores_lie_on_one_axis_from_the_lowest_to_the_highest_token(client: Tes
     assert score_axis(replace(value, promotes=same, demotes=same)) is None
 
 
-def test_an_index_whose_values_have_no_histogram_opens_as_before(own_index: Index, client_of: ClientOf) -> None:
+def test_values_without_a_histogram_are_shown(own_index: Index, client_of: ClientOf) -> None:
     table = own_index.table("values").drop_columns(["histogram"])
     own_index.write({"values": (table.schema, [table])}, dict)
     text = client_of(own_index).get("/m/L1N7").text
     assert "was not stored" in text and "scores-of-tokens" not in text and "Demotes" in text
 
 
-def test_labels_of_those_who_have_finished_are_shown(own_index: Index, client_of: ClientOf) -> None:
+def test_labels_of_people_who_have_finished_are_shown(own_index: Index, client_of: ClientOf) -> None:
     annotations = Annotations(own_index)
     pattern = LabeledPattern("about <i>rivers</i>", "semantic", (0, 1, 2))
     annotations.save(*(Label(person, MemoryId(1, 7), (pattern,)) for person in ("Ada", "Ben")))
@@ -208,13 +208,13 @@ CANNOT_BE: list[tuple[object, int]] = [
 
 
 @pytest.mark.parametrize(("body", "status"), CANNOT_BE)
-def test_a_change_that_cannot_be_is_one_line(client: TestClient, body: object, status: int) -> None:
+def test_an_invalid_change_is_one_line(client: TestClient, body: object, status: int) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     answer = client.post("/api/memories/L1N7/silence", content=content, headers={"content-type": "application/json"})
     assert answer.status_code == status and set(answer.json()) == {"error"} and "\n" not in answer.json()["error"]
 
 
-def test_without_a_model_the_page_works_and_says_how_to_get_one(index: Index, client_of: ClientOf) -> None:
+def test_without_a_model_the_page_works_and_says_how_to_load_it(index: Index, client_of: ClientOf) -> None:
     alone = client_of(index)
     assert alone.get("/api/status").json()["status"] == "none"
     text = alone.get("/m/L1N7").text

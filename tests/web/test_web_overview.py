@@ -1,4 +1,4 @@
-"""The overview: what it says of the index, and the map as data."""
+"""The page Overview and the data of the map."""
 
 import base64
 import re
@@ -30,7 +30,7 @@ def test_the_page_says_what_was_scanned(client: TestClient, index: Index) -> Non
     assert counts["dead"] == sum(bool(row["dead"]) for row in rows(index, "memories").values())
 
 
-def test_layers_are_what_ten_naive_lines_say(client: TestClient, index: Index) -> None:
+def test_layers_are_those_of_ten_naive_lines(client: TestClient, index: Index) -> None:
     facts, values, patterns = rows(index, "memories"), rows(index, "values"), rows(index, "patterns")
     for layer in client.get("/api/layers").json():
         own = [key for key in facts if key[0] == layer["layer"]]
@@ -66,7 +66,7 @@ def test_classes_on_the_map_are_those_of_the_patterns(client: TestClient, index:
 
 
 @pytest.mark.parametrize("room", [1, 7, 13, 39])
-def test_a_cell_of_several_stands_for_its_highest_memory(client: TestClient, room: int) -> None:
+def test_a_cell_of_several_memories_shows_the_highest(client: TestClient, room: int) -> None:
     whole = client.get("/api/map?by=frequency&room=4096").json()
     every = base64.b64decode(whole["levels"])
     binned = client.get(f"/api/map?by=frequency&room={room}").json()
@@ -105,7 +105,7 @@ def test_colors_are_spread_evenly_over_a_few_large_and_many_small_numbers() -> N
     assert np.histogram(levels, 4, (0, 255))[0].min() > 200
 
 
-def test_what_is_not_known_has_a_level_of_its_own_and_odd_numbers_can_be_drawn() -> None:
+def test_missing_and_extreme_numbers_have_levels() -> None:
     statistics = Statistics((0,), dense(1, 4), np.array([0, 4]), {"max_p": np.array([np.nan, 1e-4, 1e-2, 1.0])})
     levels = base64.b64decode(draw_map(statistics, "max_p", 9).levels)
     assert levels[0] == NOTHING and list(levels[1:]) == sorted(levels[1:]) and levels[3] == 254
@@ -146,9 +146,7 @@ def test_a_sorted_map_has_the_same_memories_in_another_order(
     assert client.get("/api/map?sort=beauty").status_code == 404
 
 
-def test_roles_colour_and_sort_the_map_where_the_index_has_them(
-    own_index: Index, client_of: Callable[..., TestClient]
-) -> None:
+def test_roles_color_and_sort_the_map(own_index: Index, client_of: Callable[..., TestClient]) -> None:
     assert client_of(own_index).get("/api/map?by=role").status_code == 404
     names = ["prediction", None, "dead"]
     facts = sorted(rows(own_index, "memories"))
@@ -205,7 +203,7 @@ def test_an_index_fresh_from_a_scan_says_what_is_missing(
     assert bare.get("/api/memories/L0N1/related").status_code == 200
 
 
-def test_the_report_runs_as_a_page_of_nowhere(client_of: Callable[..., TestClient], own_index: Index) -> None:
+def test_the_report_runs_in_a_sandbox(client_of: Callable[..., TestClient], own_index: Index) -> None:
     client = client_of(own_index.folder)
     assert client.get("/report").status_code == 404 and 'href="/report"' not in client.get("/").text
     memlens.report(own_index)
@@ -220,7 +218,7 @@ def test_the_report_runs_as_a_page_of_nowhere(client_of: Callable[..., TestClien
     assert client.get(named[0][1]).status_code == 200 and '<a data-home href="/">' in answer.text
 
 
-def test_the_first_screen_names_memories_to_begin_with_and_any_other(client: TestClient, index: Index) -> None:
+def test_the_overview_lists_memories_to_read_first_and_a_random_one(client: TestClient, index: Index) -> None:
     worth = client.get("/api/worth-reading").json()
     assert 0 < len(worth) <= 6 and len({one["name"].split("N")[0] for one in worth}) == len(worth)
     page = client.get("/").text

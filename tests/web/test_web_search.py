@@ -1,4 +1,4 @@
-"""Search: the command line and the workbench give the same answers, filters hold everywhere, nothing breaks it."""
+"""Search gives the same results on the command line and in the workbench."""
 
 import json
 import re
@@ -67,17 +67,17 @@ def test_the_command_line_and_the_workbench_give_the_same_answer(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(st.text(min_size=1, max_size=4), st.booleans())
-def test_any_text_is_found_alike_in_tables_and_in_arrays(served: ServedIndex, text: str, ignore_case: bool) -> None:
+def test_any_text_is_found_equally_in_tables_and_arrays(served: ServedIndex, text: str, ignore_case: bool) -> None:
     both_ways(served, trigger_text(served), SearchQuery((text,), ignore_case=ignore_case, limit=5))
 
 
-def test_chosen_text_is_found_alike_in_tables_and_in_arrays(served: ServedIndex) -> None:
+def test_selected_texts_are_found_equally_in_tables_and_arrays(served: ServedIndex) -> None:
     for text, ignore_case, limit in product(WORDS, (True, False, None), (1, 7, 500)):
         query = SearchQuery((text,), layers=(0, 2), ignore_case=ignore_case, limit=limit)
         both_ways(served, trigger_text(served), query)
 
 
-def test_both_ends_and_bos_are_searched_alike(tiny_llama: Path, tiny_text: Path, tmp_path: Path) -> None:
+def test_both_ends_and_bos_are_searched_equally(tiny_llama: Path, tiny_text: Path, tmp_path: Path) -> None:
     """A gated model keeps bottom triggers; with the released preset BOS alone can be a trigger."""
     index = memlens.scan(tiny_llama, tiny_text, out=tmp_path / "index", top=6, threads=1, preset="released")
     ends = {row["end"] for row in index.sql('SELECT DISTINCT "end" FROM {triggers}')}
@@ -108,7 +108,7 @@ def test_filters_keep_exactly_the_memories_that_pass(client: TestClient, index: 
         assert [one["name"] for one in asked["found"]] == kept and asked["total"] == len(kept)
 
 
-def test_what_is_no_token_is_looked_for_inside_tokens(client: TestClient) -> None:
+def test_a_text_that_is_not_a_token_is_searched_inside_tokens(client: TestClient) -> None:
     found = client.get("/api/search?q=iv&in=values").json()
     if found.get("found"):
         assert all("iv" in token["text"] for one in found["found"] for token in one["tokens"])
@@ -116,7 +116,7 @@ def test_what_is_no_token_is_looked_for_inside_tokens(client: TestClient) -> Non
     assert nothing.status_code == 404 and "is not one token" in nothing.json()["error"]
 
 
-def test_names_are_completed_and_a_whole_one_leads_to_its_memory(client: TestClient) -> None:
+def test_names_are_completed_and_a_full_name_opens_its_memory(client: TestClient) -> None:
     found = client.get("/api/search?q=l1n3&in=name").json()
     assert [one["name"] for one in found["found"]] == ["L1N3", *(f"L1N{number}" for number in range(30, 40))]
     assert client.get("/api/search?q=L1&in=name").json()["total"] == 40
@@ -127,7 +127,7 @@ def test_names_are_completed_and_a_whole_one_leads_to_its_memory(client: TestCli
 
 
 @pytest.mark.parametrize("order", ["max", "frequency", "mean"])
-def test_without_a_text_memories_come_by_a_statistic(client: TestClient, index: Index, order: str) -> None:
+def test_without_a_text_memories_are_sorted_by_a_statistic(client: TestClient, index: Index, order: str) -> None:
     found = client.get(f"/api/search?order={order}&limit=15").json()["found"]
     rows = index.sql(f"SELECT layer, memory FROM {{memories}} ORDER BY {order} DESC, layer, memory LIMIT 15")
     assert [one["name"] for one in found] == [f"L{row['layer']}N{row['memory']}" for row in rows]

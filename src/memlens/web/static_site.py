@@ -42,7 +42,7 @@ from memlens.reports.sections import Section
 from memlens.text import finite
 from memlens.web.memory_map import draw_map, list_measures, read_similarity_orders, read_statistics
 from memlens.web.pages.collections import collections_content, names_beside
-from memlens.web.pages.memory import TOKENS_SHOWN, LabelledMemory, has_bottom, memory_content
+from memlens.web.pages.memory import TOKENS_SHOWN, LabeledMemory, has_bottom, memory_content
 from memlens.web.pages.overview import overview_content, read_charts
 from memlens.web.pages.search import read_asked, search_content
 from memlens.web.rendering import render, static_files, vega_file
@@ -212,11 +212,11 @@ class _Site:
         for first in range(0, len(self.names), _LINES_PER_FILE):
             self.data(f"lines/{first // _LINES_PER_FILE}", self.lines_of(self.names[first : first + _LINES_PER_FILE]))
 
-    def view_of(self, name: MemoryId) -> LabelledMemory:
+    def view_of(self, name: MemoryId) -> LabeledMemory:
         record = read_memory(self.index, name, self.ends, self.top)
-        return LabelledMemory(**vars(record), labels=(), unfinished=None)
+        return LabeledMemory(**vars(record), labels=(), unfinished=None)
 
-    def main_of(self, view: LabelledMemory, end: str) -> str:
+    def main_of(self, view: LabeledMemory, end: str) -> str:
         saved = self.saved.get(view.name)
         page = self.render("memory.html", "/m", kept=saved, **_ABSENT, **memory_content(self.index, view, end))
         return page.partition(_MAIN)[2].rpartition("</main>")[0].strip()
@@ -326,7 +326,9 @@ class _Site:
         answer = search(self.index, SearchQuery(layers=self.index.layers))
         self.write_page("search.html", "search", self.render("search.html", "/search", answer=answer, **content))
         saved = collections_content(self.index, self.saved)
-        self.write_page("collections.html", "collections", self.render("collections.html", "/collections", **saved))
+        self.write_page(
+            "collections.html", "collections", self.render("collections.html", "/collections", problems=(), **saved)
+        )
         view = self.view_of(self.names[0])
         page = self.render("memory.html", "/m", kept=None, **_ABSENT, **memory_content(self.index, view, "top"))
         head, _, rest = page.partition(_MAIN)

@@ -97,16 +97,16 @@ class CoefficientChange(BaseModel):
 
 
 @dataclass(frozen=True)
-class LabelledMemory(MemoryRecord):
+class LabeledMemory(MemoryRecord):
     """Everything in the index about one memory, and the labels of people."""
 
     labels: tuple[Label, ...]
     unfinished: str | None  # the viewer, if they have not finished labeling and so see only their own labels
 
 
-def read_labelled_memory(
+def read_labeled_memory(
     index: ServedIndex, name: str | MemoryId, viewer: str | None, ends: tuple[str, ...] = ENDS
-) -> LabelledMemory:
+) -> LabeledMemory:
     """Return a memory with the labels that this viewer may see. The viewer is an annotator's name or None.
 
     Raises:
@@ -116,7 +116,7 @@ def read_labelled_memory(
     labels = tuple(label for label in index.annotations.labels(viewer) if label.memory == record.name)
     has_study = index.annotations.sample is not None or index.annotations.list_annotators()
     may_see_all = not has_study or viewer in (None, *index.annotations.list_annotators(finished=True))
-    return LabelledMemory(**vars(record), labels=labels, unfinished=None if may_see_all else viewer)
+    return LabeledMemory(**vars(record), labels=labels, unfinished=None if may_see_all else viewer)
 
 
 @router.get("/m/{name}", response_class=HTMLResponse, include_in_schema=False)
@@ -132,7 +132,7 @@ def memory_page(
     memory = bench.index.check(name)
     if name != str(memory):  # L3D51 and l3n51 redirect to one address
         return RedirectResponse(f"/m/{memory}" + (f"?{request.url.query}" if request.url.query else ""), 308)
-    view = read_labelled_memory(bench.index, memory, viewer, (end,))
+    view = read_labeled_memory(bench.index, memory, viewer, (end,))
     related_memories = read_related(bench, str(memory)) if related == "yes" else None
     content = memory_content(bench.index, view, end)
     content |= {
@@ -144,7 +144,7 @@ def memory_page(
     return page(request, "memory.html", related=related_memories, **content)
 
 
-def memory_content(index: ServedIndex, view: LabelledMemory, end: str) -> dict[str, Any]:
+def memory_content(index: ServedIndex, view: LabeledMemory, end: str) -> dict[str, Any]:
     """Return the variables of memory.html that a static site has as well."""
     return {
         "view": view,
@@ -157,14 +157,14 @@ def memory_content(index: ServedIndex, view: LabelledMemory, end: str) -> dict[s
         "first_tokens": _FIRST_TOKENS,
         "axis": None if view.value is None else score_axis(view.value),
         "histogram": draw_histogram(view.histogram, view.histogram_edges),
-        "neighbours": _find_neighbors(index, view.name),
+        "neighbors": _find_neighbors(index, view.name),
     }
 
 
 @router.get("/api/memories/{name}", responses=PROBLEMS)
-def read_one_memory(bench: Bench, viewer: Viewer, name: Name) -> LabelledMemory:
+def read_one_memory(bench: Bench, viewer: Viewer, name: Name) -> LabeledMemory:
     """Return everything in the index about one memory."""
-    return read_labelled_memory(bench.index, name, viewer)
+    return read_labeled_memory(bench.index, name, viewer)
 
 
 @router.get("/api/memories/{name}/related", responses=PROBLEMS)
@@ -354,7 +354,7 @@ def expert_page(request: Request, bench: Bench, name: ExpertName) -> Response:
         request,
         "expert.html",
         view=read_expert(bench.index, expert),
-        neighbours=[ExpertId(expert.layer, expert.kind, number) for number in numbers],
+        neighbors=[ExpertId(expert.layer, expert.kind, number) for number in numbers],
         tokens_shown=_EXPERT_TOKENS,
         prefixes_shown=_EXPERT_PREFIXES,
     )

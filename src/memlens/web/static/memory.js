@@ -55,7 +55,7 @@ function shade(line, trigger, strongest) {
 }
 
 async function shadeAll() {
-  const told = article.querySelector(".live");
+  const status = article.querySelector(".live");
   if (!lines.length) return;
   try {
     const found = await ask(`/api/memories/${name}/coefficients?end=${end}`);
@@ -63,11 +63,11 @@ async function shadeAll() {
     const byRank = new Map(lines.map((line) => [Number(line.dataset.rank), line]));
     for (const one of found) if (byRank.has(one.rank)) shade(byRank.get(one.rank), one, strongest);
     const hasNegative = found.some((one) => one.coefficients.some((c) => c < -strongest / 50));
-    told.innerHTML = `<span class="scale">Tokens are shaded by the coefficient: 0 <i></i> ${strongest.toPrecision(3)}${hasNegative ? ' <i class="negative"></i> negative' : ""}</span>`;
+    status.innerHTML = `<span class="scale">Tokens are shaded by the coefficient: 0 <i></i> ${strongest.toPrecision(3)}${hasNegative ? ' <i class="negative"></i> negative' : ""}</span>`;
   } catch (error) {
-    told.textContent = `Cannot shade tokens: ${error.message}`;
+    status.textContent = `Cannot shade tokens: ${error.message}`;
   }
-  told.hidden = false;
+  status.hidden = false;
   article.dataset.shaded = "yes";
 }
 
@@ -152,12 +152,12 @@ const keep = article.querySelector(".keep");
 
 /** Saves only what was changed here: other people may have changed the rest. */
 async function save(changed) {
-  const told = keep.querySelector("[role=status]");
+  const status = keep.querySelector("[role=status]");
   try {
     await tell(`/api/collections/${name}`, changed, "PATCH");
-    told.textContent = "saved";
+    status.textContent = "saved";
   } catch (error) {
-    told.textContent = error.message;
+    status.textContent = error.message;
   }
 }
 keep?.addEventListener("submit", (event) => event.preventDefault());

@@ -240,7 +240,7 @@ async function showMap() {
   map = { ...answer, shape, starts, levels: bytes(answer.levels), memories };
   const size = Math.max(...answer.layers.map((layer) => layer.size));
   const cell = size > 1 ? `each cell shows the highest of ${size} memories` : "one cell per memory";
-  section.querySelector(".told").textContent = `One row per layer, ${cell}. Color: ${answer.meaning}.${ORDERS[answer.sort] ?? ""}`;
+  section.querySelector(".explanation").textContent = `One row per layer, ${cell}. Color: ${answer.meaning}.${ORDERS[answer.sort] ?? ""}`;
   goTo(null);
   draw();
   showLegend();
@@ -250,7 +250,7 @@ async function showMap() {
 
 function complain(error) {
   holder.hidden = false;
-  section.querySelector(".told").textContent = error.message;
+  section.querySelector(".explanation").textContent = error.message;
 }
 
 function choose() {

@@ -218,8 +218,8 @@ globalThis.memlensSite = (() => {
       const rows = !text ? await byStatistic(asked.get("order") ?? "max") : named != null ? new Map([[named, null]]) : await matching(place, text);
       const found = [...rows].filter(([row]) => isIn(row));
       const shown = found.slice(0, limit);
-      const told = found.length ? `${found.length.toLocaleString("en")} ${found.length === 1 ? "memory" : "memories"}${found.length > shown.length ? `, the first ${shown.length}` : ""}` : "No memories found";
-      holder.append(Object.assign(document.createElement("p"), { className: "quiet count", textContent: told }));
+      const summary = found.length ? `${found.length.toLocaleString("en")} ${found.length === 1 ? "memory" : "memories"}${found.length > shown.length ? `, the first ${shown.length}` : ""}` : "No memories found";
+      holder.append(Object.assign(document.createElement("p"), { className: "quiet count", textContent: summary }));
       holder.firstChild.setAttribute("role", "status");
       const list = Object.assign(document.createElement("ol"), { className: "results" });
       for (const [row, hit] of shown) {
@@ -268,14 +268,14 @@ globalThis.memlensSite = (() => {
   function begin() {
     const asked = new URLSearchParams(location.search);
     const kind = document.documentElement.dataset.site;
-    const told = (error) => document.getElementById("main").append(Object.assign(document.createElement("p"), { className: "note error", textContent: error.message }));
-    if (kind === "memory") showMemory(document.getElementById("main"), asked).catch(told);
-    if (kind === "search") showSearch(asked).catch(told);
+    const showError = (error) => document.getElementById("main").append(Object.assign(document.createElement("p"), { className: "note error", textContent: error.message }));
+    if (kind === "memory") showMemory(document.getElementById("main"), asked).catch(showError);
+    if (kind === "search") showSearch(asked).catch(showError);
     if (kind === "overview") {
       for (const choice of [document.getElementById("by"), document.getElementById("sort")]) {
         if ([...choice.options].some((one) => one.value === asked.get(choice.id))) choice.value = asked.get(choice.id);
       }
-      run("static/overview.js").catch(told);
+      run("static/overview.js").catch(showError);
     }
   }
 
