@@ -273,6 +273,7 @@ STEPS = {
     "discover.ratio": "layer 0: the path of its memories to the stream cannot be found",
     "discover.carried": "layer 0: the input of its memories cannot be found",
     "discover._Discovery._silence": "layer 0: its memories cannot be silenced",
+    "discover._Discovery._possible_outputs": "layer 0: the output of its memories cannot be found",
     "discover._Discovery.like": "layer 1: it cannot be compared with the layer before it",
     "huggingface._head": "its lens cannot be found",
     "huggingface.context_of": "its blocks cannot be found",

@@ -86,8 +86,10 @@ class _Discovery:
             return self._layer([], (), None, None, None, False)
         with reject_on_error("its memories cannot be silenced"):
             silent = self._silence(groups)
+        with reject_on_error("the output of its memories cannot be found"):
+            candidates = list(self._possible_outputs(groups))
         last_reason = ""
-        for outputs in self._possible_outputs(groups):
+        for outputs in candidates:
             try:
                 with reject_on_error("the path of its memories to the stream cannot be found"):
                     post_norm, scale = self._path_to_stream(outputs, silent)
