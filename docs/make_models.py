@@ -1,4 +1,4 @@
-"""Writes the table of docs/your-model.md: every language model type of transformers, proven or refused.
+"""Write the table of docs/your-model.md: every language model type of transformers, proven or rejected.
 
 python docs/make_models.py         # a minute or two; run it when transformers changes
 """
@@ -20,13 +20,13 @@ def main() -> None:
     lines = [
         f"With transformers {version('transformers')}.",
         "",
-        "### Language models of text",
+        "### Text models",
         "",
         *outcomes(causal_types()),
         "",
-        "### Language models beside images, video or sound",
+        "### Multimodal models",
         "",
-        "Their text stack is read; images and sound are not.",
+        "Only their text stack is analyzed.",
         "",
         *outcomes(composite_types()),
     ]
@@ -35,8 +35,8 @@ def main() -> None:
 
 
 def outcomes(types: Sequence[str]) -> list[str]:
-    """Lines on what became of each of some types."""
-    dense, mixtures, refused, unbuilt = [], [], [], []
+    """Return the lines of the page for these types."""
+    dense, mixtures, rejected, unbuilt = [], [], [], []
     for model_type in types:
         name, kinds = f"`{model_type}`", kinds_of_memories(model_type)
         if isinstance(kinds, set):
@@ -45,17 +45,17 @@ def outcomes(types: Sequence[str]) -> list[str]:
             unbuilt.append(name)
         else:
             reason = str(kinds).split("memories: ", 1)[1].removesuffix("; see docs/your-model.md")
-            refused.append((reason.removeprefix("layer 0: "), name))
-    reasons = {reason: [name for other, name in refused if other == reason] for reason, _name in refused}
+            rejected.append((reason.removeprefix("layer 0: "), name))
+    reasons = {reason: [name for other, name in rejected if other == reason] for reason, _name in rejected}
     return [
-        f"Of {len(types)} types {len(dense) + len(mixtures)} are proven, {len(mixtures)} of them with experts behind a "
-        f"router; {len(refused)} are refused; of {len(unbuilt)} no tiny network can be built to try.",
+        f"Of {len(types)} types, {len(dense) + len(mixtures)} are proven ({len(mixtures)} of them with routed experts) "
+        f"and {len(rejected)} are rejected. For {len(unbuilt)}, no tiny network can be built.",
         "",
-        f"**Proven, {len(dense)} without a router**: {', '.join(dense)}.",
+        f"**Proven, {len(dense)} without routed experts**: {', '.join(dense)}.",
         "",
-        f"**Proven, {len(mixtures)} with experts**: {', '.join(mixtures)}.",
+        f"**Proven, {len(mixtures)} with routed experts**: {', '.join(mixtures)}.",
         "",
-        "| refused | because |",
+        "| rejected | reason |",
         "| --- | --- |",
         *(f"| {', '.join(names)} | {reason} |" for reason, names in sorted(reasons.items(), key=lambda item: item[1])),
         "",
