@@ -122,7 +122,9 @@ def tiny_model(family: str, seed: int = 0, **overrides: Any) -> Any:
     """Return a tiny causal LM of a family (its model_type), in evaluation mode. `overrides` go to its config."""
     settings = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": None}
     config = AutoConfig.for_model(family, **(settings | (_SETTINGS | _MIXTURES)[family] | overrides))
-    network = AutoModelForCausalLM.from_config(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # some types initialize vectors randomly (the sinks of gpt-oss)
+        network = AutoModelForCausalLM.from_config(config)
     randomize(network, seed)
     return network.eval()
 
@@ -315,7 +317,9 @@ def tiny_network(model_type: str, seed: int = 0, sizes: Sizes = USUAL_SIZES, **o
         outline = network_without_weights(config, model_type)
         if sum(parameter.numel() for parameter in outline.parameters()) > 10**7:
             raise NotBuildable("some of its sizes are settings without a pattern")
-        network = network_class(config, model_type).from_config(config)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = network_class(config, model_type).from_config(config)
         randomize(network, seed)
         network.eval()(input_ids=torch.arange(6).reshape(1, 6), use_cache=False)
     return network
