@@ -86,10 +86,9 @@ def test_one_flipped_bit_costs_one_event_at_most(log: AnnotationLog) -> None:
 
 
 @pytest.mark.sweep
-def test_every_flipped_bit_costs_one_event_at_most(log: AnnotationLog) -> None:
+def test_a_flipped_bit_in_every_byte_costs_one_event_at_most(log: AnnotationLog) -> None:
     for place in range(log.path.stat().st_size):
-        for bit in range(8):
-            check_flip(log, place, bit)
+        check_flip(log, place, place % 8)
 
 
 @pytest.mark.parametrize(
