@@ -35,33 +35,33 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 KINDS = (".txt", ".jsonl", ".parquet")
 COMPRESSIONS = (".gz", ".zst")
 _READABLE = ".txt, .jsonl or .parquet, each also .gz or .zst"
-# A sample of the text that the bundled model was trained on, articles it never saw, and CC0 prose; folder or file.
+# A sample of the training text of the bundled model, articles that it was not trained on, and CC0 prose
 _BUNDLED_TEXTS = {"train": "wikipedia/train.jsonl.gz", "held-out": "wikipedia/held-out.jsonl.gz", "prose": "prose"}
 _UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")  # control characters, half surrogate pairs, line and paragraph separators
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file to read: where it is, what it is called in the index, how it is written."""
+    """A file to read."""
 
     path: Path
-    name: str  # relative to the folder that was given, with "/", so that it is the same on every machine
+    name: str  # in the index: relative to the given folder, with "/", so that it is the same on every machine
     kind: str  # one of KINDS
     compression: str  # one of COMPRESSIONS or ""
 
     @property
     def shown(self) -> str:
-        """The path as it stands in an error message."""
+        """The path for an error message."""
         return printable(str(self.path))
 
 
 def printable(text: str) -> str:
-    """The text on one line and valid UTF-8, whatever bytes a file system or a library put in it."""
+    """Return the text on one line, with characters that cannot be printed replaced."""
     return "".join("\ufffd" if category(character) in _UNPRINTABLE else character for character in text)
 
 
 def list_files(source: str) -> Iterator[SourceFile]:
-    """The files of one source that is not on the Hub."""
+    """Yield the files of a source that is not on the Hub."""
     root = _bundled_text(source) if source.partition(":")[0] == BUNDLED else Path(source)
     try:
         if root.is_dir():
@@ -71,13 +71,13 @@ def list_files(source: str) -> Iterator[SourceFile]:
         else:
             yield _known_file(root)
     except OSError as problem:
-        # what cannot be opened later is reported by the reader; here it is a folder that cannot be listed
+        # a folder that cannot be listed; files that cannot be opened are reported by the reader
         place = printable(str(problem.filename or source))
         raise CorpusError(f"'{place}' cannot be read: {problem.strerror}; check the path and its permissions") from None
 
 
 def _bundled_text(source: str) -> Path:
-    """`bundled` is `bundled:train`."""
+    """Return the path of a bundled text; `bundled` is `bundled:train`."""
     name = source.partition(":")[2] or "train"
     if name not in _BUNDLED_TEXTS:
         known = ", ".join(f"{BUNDLED}:{name}" for name in _BUNDLED_TEXTS)
@@ -128,7 +128,7 @@ class ByteStream(Protocol):
 
 
 def open_raw(file: SourceFile) -> IO[bytes]:
-    """The file's bytes as they are on disk. A pipe or a device would be read forever, or only once: refused."""
+    """Open the bytes on disk. Raises CorpusError for a pipe or a device, which may never end."""
     try:
         if file.path.exists() and not file.path.is_file():
             raise CorpusError(f"'{file.shown}' is not a regular file; copy its text to a file first")
@@ -139,7 +139,7 @@ def open_raw(file: SourceFile) -> IO[bytes]:
 
 @contextmanager
 def open_bytes(file: SourceFile) -> Iterator[ByteStream]:
-    """The file's bytes, decompressed where its ending says so."""
+    """Open the bytes, decompressed if the file name ends in .gz or .zst."""
     with open_raw(file) as stream:
         if file.compression == ".gz":
             yield gzip.GzipFile(fileobj=stream)
@@ -158,7 +158,7 @@ def unreadable(file: SourceFile, problem: OSError) -> CorpusError:
 
 
 def read_chunks(file: SourceFile, stream: ByteStream) -> Iterator[bytes]:
-    """Chunks of at most CHUNK bytes; a broken compressed file is refused where it breaks."""
+    """Yield chunks of at most CHUNK bytes. Raises CorpusError where a compressed file is broken."""
     while True:
         try:
             chunk = stream.read(CHUNK)
@@ -191,7 +191,7 @@ def too_long(place: str) -> CorpusError:
 
 def _without_mark(chunks: Iterator[bytes]) -> Iterator[bytes]:
     head = b""
-    for chunk in chunks:  # a decompressor may give less than three bytes at first
+    for chunk in chunks:  # a decompressor may return less than three bytes at first
         head += chunk
         if len(head) >= len(_BYTE_ORDER_MARK):
             break
@@ -245,28 +245,28 @@ def _decode(file: SourceFile, number: int, raw: bytes) -> str:
         ) from None
 
 
-DOCUMENT_LIMIT = 64 << 20  # characters of a .txt file that is read as one document
-BLOCK_TEXT = 1 << 20  # characters after which a .txt file that will be cut into blocks goes on as a new document
-_ROWS = 256  # rows of a .parquet file in memory at a time, fewer where texts are long
+DOCUMENT_LIMIT = 64 << 20  # characters of a .txt file that is one document
+BLOCK_TEXT = 1 << 20  # characters after which a .txt file that is cut into blocks continues as a new document
+_ROWS = 256  # rows of a .parquet file in memory; fewer if texts are long
 
 
 @dataclass(frozen=True)
 class Passage:
-    """One paragraph or document, and where it stands: `file.txt:12`, the file relative to the folder given."""
+    """A paragraph or document and its place, such as `file.txt:12`, relative to the given folder."""
 
     text: str
     source: str
 
 
 def read_paragraphs(file: SourceFile) -> Iterator[Passage]:
-    """Each line of a .txt file that is not blank."""
+    """Yield the lines of a .txt file that are not blank."""
     for number, line in read_lines(file, blank=False):
         if text := line.strip():
             yield Passage(text, f"{file.name}:{number}")
 
 
 def read_whole(file: SourceFile) -> Iterator[Passage]:
-    """A .txt file as one document; it must fit in memory with ease."""
+    """Yield a .txt file as one document. Raises CorpusError beyond DOCUMENT_LIMIT."""
     lines: list[str] = []
     size = 0
     for _, line in read_lines(file):
@@ -282,7 +282,7 @@ def read_whole(file: SourceFile) -> Iterator[Passage]:
 
 
 def read_for_blocks(file: SourceFile) -> Iterator[Passage]:
-    """A .txt file to be cut into blocks: one document, or, where it is long, several that end with a line."""
+    """Yield a .txt file that is cut into blocks: one document, or several that end with a line if it is long."""
     lines: list[str] = []
     first, size = 1, 0
     for number, line in read_lines(file):
@@ -300,7 +300,7 @@ def _joined_lines(file: SourceFile, first: int, lines: list[str]) -> Iterator[Pa
 
 
 def read_jsonl(file: SourceFile, column: str) -> Iterator[Passage]:
-    """Each line one JSON object with the column, or one JSON string."""
+    """Yield the texts of a .jsonl file. A line is a JSON object with the column, or a JSON string."""
     for number, line in read_lines(file, blank=False):
         if not line.strip():
             continue
@@ -318,13 +318,13 @@ def read_jsonl(file: SourceFile, column: str) -> Iterator[Passage]:
 
 
 def read_parquet(file: SourceFile, column: str) -> Iterator[Passage]:
-    """Each row; only the one column is read, a few rows at a time."""
+    """Yield the rows of a .parquet file. Only one column is read, a few rows at a time."""
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
     number = 0
     try:
-        # a buffer makes pyarrow read a column chunk page by page rather than at once
+        # with a buffer, pyarrow reads a column chunk page by page
         with _seekable(file) as stream, ParquetFile(stream, buffer_size=1 << 16, pre_buffer=False) as table:
             _check_column(table.schema_arrow, column, file)
             for batch in table.iter_batches(
@@ -343,7 +343,7 @@ def read_parquet(file: SourceFile, column: str) -> Iterator[Passage]:
 
 
 def _rows_at_once(table: Any, column: str) -> int:
-    """The number of rows to read at once, so that texts of a row group's average length fit in memory with ease."""
+    """Return the number of rows to read at once, fewer if the texts of a row group are long."""
     rows = _ROWS
     for number in range(table.metadata.num_row_groups):
         group = table.metadata.row_group(number)
@@ -355,7 +355,7 @@ def _rows_at_once(table: Any, column: str) -> int:
 
 @contextmanager
 def _seekable(file: SourceFile) -> Iterator[IO[bytes]]:
-    """A .parquet file is read from its end, so a compressed one is first unpacked to a nameless file on disk."""
+    """Open a .parquet file, which is read from its end. A compressed one is unpacked to a temporary file."""
     if not file.compression:
         with open_raw(file) as raw:
             yield raw
@@ -389,7 +389,7 @@ def _as_text(scalar: Any, place: str) -> object:
 
 
 def pick_column(record: dict[str, Any], column: str, place: str) -> object:
-    """The column's value; a record without it is refused with the columns it has."""
+    """Return the value of the column. Raises CorpusError that lists the columns of the record."""
     if column not in record:
         columns = printable(", ".join(map(str, record)))[:200] or "none"
         raise CorpusError(f"{place}: no column '{column}'; choose one of its columns with --column: {columns}")
@@ -397,7 +397,7 @@ def pick_column(record: dict[str, Any], column: str, place: str) -> object:
 
 
 def check_text(value: object, column: str, place: str) -> str:
-    """The text, stripped; "" for a null. Text that no tokenizer or table can hold is refused."""
+    """Return the stripped text, "" for a null. Raises CorpusError for text that cannot be stored or tokenized."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -423,11 +423,11 @@ def _json_name(value: object) -> str:
 
 
 def read_hub(spec: HubSpec, column: str) -> Iterator[Passage]:
-    """Each record of the split."""
+    """Yield the records of a dataset's split."""
     datasets = _import_datasets(spec)
     try:
         records = iter(datasets.load_dataset(spec.name, spec.config, split=spec.split, streaming=True))
-    except Exception as problem:  # the package raises its own, the network's and the file formats' errors
+    except Exception as problem:  # the package raises errors of its own, of the network and of file formats
         raise _refuse(spec, problem) from problem
     number = 0
     while True:
@@ -444,7 +444,7 @@ def read_hub(spec: HubSpec, column: str) -> Iterator[Passage]:
 
 
 def hub_fingerprint(spec: HubSpec) -> str:
-    """Changes when the dataset does: the Hub's commit, or for a local folder the package's hash of its files."""
+    """Return a text that changes with the dataset: the Hub's commit, or the package's hash of local files."""
     datasets = _import_datasets(spec)
     try:
         builder = datasets.load_dataset_builder(spec.name, spec.config)
@@ -463,6 +463,6 @@ def _import_datasets(spec: HubSpec) -> ModuleType:
 def _refuse(spec: HubSpec, problem: Exception, place: str = "") -> CorpusError:
     reason = printable(str(problem).strip().split("\n")[0])[:300]
     what = f"corpus '{spec}'{place} cannot be read: {type(problem).__name__}: {reason}"
-    at_the_cache = isinstance(problem, OSError) and problem.filename is not None  # what `datasets` itself keeps on disk
+    at_the_cache = isinstance(problem, OSError) and problem.filename is not None  # the cache of `datasets`
     advice = "set HF_HOME to a folder where you may write" if at_the_cache else "check name, config, split and network"
     return CorpusError(f"{what}; {advice}")

@@ -5,10 +5,10 @@
     document   a .txt file, a .jsonl record, a .parquet row
     block:N    documents cut into N tokens each
 
-Every unit is stripped of surrounding whitespace; blank ones are passed over. A Sentence is whatever is scanned at once,
-also where the unit is a line, a document or a block; its id stays the same for one corpus and its settings. Batches
-depend on nothing but the sentences handed in, so that a scan gives the same bytes wherever it runs. Padding is token 0,
-on the right, where a causal model's earlier positions cannot see it.
+Units are stripped of surrounding whitespace, and blank units are skipped. A Sentence is the text that is scanned at
+once: a sentence, line, document or block. Its id depends only on the corpus and its settings. Batches depend only on
+their sentences, so a scan gives the same bytes on every machine. Padding is token 0 on the right, where the earlier
+positions of a causal model cannot see it.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ from memlens.settings import CorpusSettings, HubSpec, is_hub_source
 
 _LINE_END = re.compile(r"\r\n|\r|\n")  # not str.splitlines, which also cuts at form feeds and U+2028
 _WIDE_SPACE = re.compile(r"[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")  # spaces of several bytes
-# Tokens with their ends take some 300 bytes per character, so no more characters than these are encoded at once.
+# Characters that are encoded at once. Tokens with their ends use about 300 bytes per character.
 _PIECE = 1 << 18
 
 
@@ -55,7 +55,7 @@ class TextUnit:
 
 
 def read_passages(settings: CorpusSettings) -> Iterator[Passage]:
-    """Every passage: sources as given, folders in sorted order, a chunk of one file in memory at a time."""
+    """Yield every passage: sources in the given order, folders sorted, with a chunk of one file in memory."""
     for source in settings.sources:
         if is_hub_source(source):
             yield from read_hub(HubSpec.parse(source), settings.column)
@@ -75,12 +75,12 @@ def _read_file(file: SourceFile, settings: CorpusSettings) -> Iterator[Passage]:
 
 
 def read_units(settings: CorpusSettings) -> Iterator[TextUnit]:
-    """Every unit, in reading order."""
+    """Yield every unit in reading order."""
     return cut_units(read_passages(settings), settings)
 
 
 def cut_units(passages: Iterable[Passage], settings: CorpusSettings) -> Iterator[TextUnit]:
-    """The units of passages; those of a passage depend on nothing else."""
+    """Yield the units of passages. The units of a passage depend on nothing else."""
     if settings.unit == "document" or settings.block:
         for passage in passages:
             yield TextUnit(passage.text, passage.source)
@@ -93,10 +93,10 @@ def cut_units(passages: Iterable[Passage], settings: CorpusSettings) -> Iterator
 
 
 def cut_sentences(line: str, language: str) -> Iterator[str]:
-    """The line's sentences; joined they are the line.
+    """Yield the sentences of a line. Joined, they are the line.
 
-    sentencex 1.0 panics where a wide space stands between a capital letter and a full stop, so it is shown plain
-    spaces in their place, and the line is cut at the lengths it finds.
+    sentencex 1.0 panics if a wide space stands between a capital letter and a full stop. It gets plain spaces instead,
+    and the line is cut at the lengths that it returns.
     """
     from sentencex import segment
 
@@ -110,9 +110,9 @@ def cut_sentences(line: str, language: str) -> Iterator[str]:
 class Sentence:
     """A text that is scanned at once.
 
-    text    the unit, or where tokens were dropped or a block was cut, the part of it that the tokens cover
-    ends    for each token the offset in `text` where it ends; never falling
-    cut     number of tokens that were dropped because the context is shorter
+    text    the unit, or the part of it that the tokens cover if tokens were dropped or the unit was cut into blocks
+    ends    the offset in `text` at which each token ends; never decreasing
+    cut     number of tokens that were dropped because they exceed the context
     """
 
     id: int
@@ -132,18 +132,22 @@ def tokenize_units(
     block: int | None = None,
     batch: int = 512,
 ) -> Iterator[Sentence]:
-    """Sentences with ids 0, 1, 2 … in reading order; units without tokens are passed over and get no id.
+    """Return sentences with ids 0, 1, 2 … in reading order. Units without tokens are skipped and get no id.
 
-    max_length  own tokens a sentence may have (the context without BOS); longer ones are cut
-    max_tokens  stop after the sentence that reaches this many tokens in all; that one is kept whole
-    block       cut every unit into consecutive blocks of this many tokens, the last one shorter
+    Args:
+        units: The units.
+        encode: The tokenizer.
+        max_length: Most tokens of a sentence (the context without BOS). Longer sentences are cut.
+        max_tokens: Stop after the sentence that reaches this number of tokens in total. It is kept whole.
+        block: Cut every unit into consecutive blocks of this number of tokens. The last one may be shorter.
+        batch: Units that are encoded at once.
     """
     check_lengths(max_length, block)
     return _sentences(_parts(units, encode, max_length, block, batch), max_tokens)
 
 
 def check_lengths(max_length: int | None, block: int | None) -> None:
-    """Refuse lengths of sentences that cannot be had."""
+    """Raise SettingError for lengths that are impossible."""
     if max_length is not None and max_length < 1:
         raise SettingError(f"max length is {max_length}; it must be at least 1")
     if block and max_length and block > max_length:
@@ -154,7 +158,7 @@ def check_lengths(max_length: int | None, block: int | None) -> None:
 
 @dataclass(frozen=True)
 class _Part:
-    """A sentence that has no id yet."""
+    """A sentence without an id."""
 
     text: str
     tokens: list[int]
@@ -190,7 +194,7 @@ def _parts(
 def _encoded(
     group: Sequence[TextUnit], encode: Callable[[Sequence[str]], Sequence[EncodedText]]
 ) -> Iterator[tuple[TextUnit, Iterable[EncodedText]]]:
-    """Each unit with its tokens; those of a long one come piece by piece, as they are asked for."""
+    """Yield each unit with its tokens. Those of a long unit are encoded piece by piece on demand."""
     texts = [unit.text for unit in group if len(unit.text) <= _PIECE]
     short = iter(encode(texts) if texts else ())
     for unit in group:
@@ -198,12 +202,12 @@ def _encoded(
 
 
 def _encoded_pieces(text: str, encode: Callable[[Sequence[str]], Sequence[EncodedText]]) -> Iterator[EncodedText]:
-    """Pieces that begin where white space does: there tokenizers cut anyway. A text without any is cut as it comes."""
+    """Yield pieces that begin at white space, where tokenizers cut as well, or anywhere if there is none."""
     begin = 0
     while begin < len(text):
         end = begin + _PIECE
         if end < len(text) and (space := text.rfind(" ", begin + _PIECE // 2, end + 1)) > 0:
-            end = begin + (len(text[begin:space].rstrip()) or _PIECE)  # not within a run of white space
+            end = begin + (len(text[begin:space].rstrip()) or _PIECE)  # not inside a run of white space
         encoded = encode([text[begin:end]])[0]
         yield EncodedText(encoded.ids, [begin + own for own in encoded.ends])
         begin = end
@@ -223,7 +227,7 @@ def _groups(units: Iterable[TextUnit], batch: int) -> Iterator[list[TextUnit]]:
 
 
 def _cut_to_length(unit: TextUnit, pieces: Iterable[EncodedText], max_length: int | None) -> _Part | None:
-    """The unit's tokens, no more of them than asked for; None if it has none."""
+    """Return the unit with at most `max_length` tokens, or None if it has no tokens."""
     ids: list[int] = []
     ends: list[int] = []
     count = 0
@@ -238,13 +242,13 @@ def _cut_to_length(unit: TextUnit, pieces: Iterable[EncodedText], max_length: in
 
 
 def _cut_blocks(unit: TextUnit, pieces: Iterable[EncodedText], block: int) -> Iterator[_Part]:
-    """Consecutive blocks of tokens; their texts joined are the unit's text, and no token is lost.
+    """Yield consecutive blocks of tokens. Their joined texts are the unit's text, and no token is lost.
 
-    Where a block ends within a character (byte tokens), the character belongs to the block that begins it, and the
-    next block's first tokens end at 0 of its text.
+    If a block ends inside a character (byte tokens), the character belongs to that block, and the first tokens of the
+    next block end at offset 0 of its text.
     """
     begin = 0
-    ids: list[int] = []  # of which the last block is made, that takes in what is left of the text
+    ids: list[int] = []  # of blocks that are not complete; the last block gets the rest of the text
     ends: list[int] = []
     for encoded in pieces:
         ids += encoded.ids
@@ -261,7 +265,7 @@ def _cut_blocks(unit: TextUnit, pieces: Iterable[EncodedText], block: int) -> It
 
 
 def corpus_fingerprint(settings: CorpusSettings) -> str:
-    """sha256 over the files' names and bytes in reading order, and over unit, column and language."""
+    """Return a sha256 over the names and bytes of the files in reading order, and over unit, column and language."""
     entries: list[list[str]] = [["settings", settings.unit, settings.column, settings.language]]
     for source in settings.sources:
         if is_hub_source(source):
@@ -269,12 +273,12 @@ def corpus_fingerprint(settings: CorpusSettings) -> str:
             entries.append(["hub", str(spec), hub_fingerprint(spec)])
         else:
             entries.extend(["file", file.name, _digest(file)] for file in list_files(source))
-    # JSON keeps the borders between the parts, so that no two corpora are written alike
+    # JSON separates the parts, so that different corpora have different texts
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
 def corpus_stamps(settings: CorpusSettings) -> dict[str, FileStamp | None]:
-    """Every file of a corpus with its stamp: equal before and after reading only if nothing was changed meanwhile."""
+    """Return a stamp for every file of a corpus. Stamps change if a file changes."""
     local = [source for source in settings.sources if not is_hub_source(source)]
     return {str(file.path): file_stamp(file.path) for source in local for file in list_files(source)}
 
@@ -299,24 +303,24 @@ class ScanSentence:
     fresh_from: int = 0
 
 
-_SMALLEST = 8  # a batch may end early once it has an eighth of the places it could have
+_SMALLEST = 8  # a batch may end early after an eighth of the places that it could have
 _LEAST_FILL = 0.96
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """A rectangle of tokens that the model is fed at once, one sentence per row."""
+    """A rectangle of tokens for one forward pass, one sentence per row."""
 
-    tokens: np.ndarray  # int64 [batch, pos]; BOS in column 0 if there is one, then the sentence, then zeros
+    tokens: np.ndarray  # int64 [batch, pos]; BOS if it is fed, then the sentence, then zeros
     sentences: np.ndarray  # int64 [batch]; ids
-    lengths: np.ndarray  # int64 [batch]; own tokens, BOS not counted
+    lengths: np.ndarray  # int64 [batch]; tokens without BOS
 
 
 def cut_batches(sentences: Sequence[tuple[int, np.ndarray]], batch_tokens: int, bos: int | None) -> list[Batch]:
-    """Every sentence (id, tokens) in exactly one batch, longest first, then by id.
+    """Put every sentence (id, tokens) into one batch, longest first, then by id.
 
-    A batch has at most `batch_tokens` places, padding and BOS included, but always one sentence at least. It ends
-    earlier where shorter sentences would leave too much padding, once it is large enough to be worth a pass.
+    A batch has at most `batch_tokens` places including padding and BOS, and at least one sentence. It ends earlier if
+    shorter sentences would need too much padding and it is large enough for a forward pass.
     """
     ordered = sorted(sentences, key=lambda sentence: (-len(sentence[1]), sentence[0]))
     widths = [len(own) + (bos is not None) for _, own in ordered]  # falling
@@ -330,7 +334,7 @@ def cut_batches(sentences: Sequence[tuple[int, np.ndarray]], batch_tokens: int, 
 
 
 def _count_rows(widths: Sequence[int], first: int, batch_tokens: int) -> int:
-    """The number of sentences from `first` on that make one batch."""
+    """Return the number of sentences of the batch that starts at `first`."""
     width = widths[first]
     filled = width
     rows = 1

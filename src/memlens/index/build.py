@@ -52,7 +52,7 @@ from memlens.signals import Stopper, stop_on_signal
 
 
 def longest_sentence(model: MemoryModel, settings: ScanSettings) -> int | None:
-    """The number of tokens that a sentence may have, BOS not counted."""
+    """Return the most tokens that a sentence may have, without BOS. Raises SettingError for impossible BOS options."""
     bos = bos_to_feed(model, settings)
     if settings.bos == "yes" and bos is None:
         raise SettingError(f"--bos is yes, but the tokenizer of {model.name} has no BOS token; use --bos auto or no")
@@ -74,7 +74,7 @@ def make_plan(
     layers: tuple[int, ...],
     shard: ShardNumber | None = None,
 ) -> dict[str, Any]:
-    """The plan of a scan, as plain JSON: all that must be equal for the scan to be continued."""
+    """Return the plan of a scan as JSON: everything that must be equal to resume the scan."""
     plan = {
         "schema": SCHEMA_VERSION,
         "model": model.fingerprint(),
@@ -124,11 +124,11 @@ def build_index(
     shapes = shapes_of(model, layers, settings)
     check_list_memory(shapes, settings, layer_budget)
     max_length = longest_sentence(model, settings)
-    stamps = corpus_stamps(corpus)  # before the fingerprint, which is the plan's
+    stamps = corpus_stamps(corpus)  # before the fingerprint is computed
     plan = make_plan(model, corpus, settings, layers, shard)
     staging.check_outside_corpus(folder, corpus.sources)
     if resume:
-        staging.check_not_newer(folder)  # before the lock, which would be left in it
+        staging.check_not_newer(folder)  # before the lock file is created
     with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         staging.check_only_index_files(folder)
@@ -187,9 +187,9 @@ def publish(
     plan: dict[str, Any],
     scanned_with: Sequence[dict[str, str]],
 ) -> None:
-    """Make an index of a finished scan in partial/, with corpus and vocabulary there.
+    """Publish a finished scan in partial/ as an index.
 
-    Checksums are those of what was written, not of what is found: a table that was changed since shows.
+    The manifest has checksums of what was written, not of what is on disk, so that later changes show.
     """
     files = {CORPUS: store.files[CORPUS], VOCABULARY: vocabulary, **write_scan_tables(folder / PARTIAL, scanned, store)}
     content = make_manifest(model, plan, store.counts, scanned.prefixes, scanned.tokens, files)
@@ -201,7 +201,7 @@ def publish(
 
 
 def layers_to_scan(model: MemoryModel, settings: ScanSettings) -> tuple[int, ...]:
-    """The layers asked for, or all that have memories."""
+    """Return the requested layers, or all that have memories."""
     layers = choose_layers(settings.layers, len(model.layers))
     empty = [layer for layer in layers if not model.layers[layer].groups]
     if empty and settings.layers is not None:
@@ -210,7 +210,7 @@ def layers_to_scan(model: MemoryModel, settings: ScanSettings) -> tuple[int, ...
 
 
 def model_facts(model: MemoryModel, plan: dict[str, Any]) -> dict[str, Any]:
-    """The facts about the model that a manifest holds."""
+    """Return the facts about the model for the manifest."""
     first = model.first
     dense = [tuple(group.kind for group in block.groups) == ("dense",) for block in model.layers]
     groups = {
@@ -242,7 +242,7 @@ def make_manifest(
     tokens: int,
     files: Mapping[str, FileFacts],
 ) -> dict[str, Any]:
-    """`model` as model_facts gives it, `counts` of the corpus, what the scan has fed, size and checksum of tables."""
+    """Return the content of the manifest."""
     return {
         "memlens": __version__,
         "schema": SCHEMA_VERSION,
