@@ -231,3 +231,10 @@ def test_an_agent_that_is_lost_during_startup_is_one_line(monkeypatch, error: Ex
         WorkerError, match=r"^no Ray cluster can be started here \([^\n]*\); run the same command again$"
     ):
         connect(monkeypatch, Disconnected(error), None)
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(), OSError("Broken pipe")])
+def test_a_call_that_finds_no_agent_is_one_line(monkeypatch, error: Exception) -> None:
+    monkeypatch.setattr(pool_module, "import_ray", Disconnected)
+    with pytest.raises(WorkerError, match="Ray's connection has ended; completed work is kept"), connect_ray("auto"):
+        raise error

@@ -582,11 +582,11 @@ def connect_ray(address: str | None, check_stop: Callable[[], None] = lambda: No
         raise WorkerError(f"{place} ({reason}); {advice}") from error
     try:
         yield ray
-    except ConnectionError as error:  # a call failed before Ray noticed that the agent is gone
+    except OSError as error:  # a call failed ("Broken pipe") before Ray noticed that the agent is gone
         raise _agent_error(_lost_agent(ray) or "connection") from error
     finally:
         if not _lost_agent(ray):  # else shutdown() would wait for it, and Ray would end this process
-            with suppress(ConnectionError):
+            with suppress(OSError):
                 ray.shutdown()
 
 
