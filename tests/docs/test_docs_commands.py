@@ -26,7 +26,19 @@ def group() -> Any:
 
 
 def options_of(command: Any) -> set[str]:
-    return {name for one in command.params for name in (*one.opts, *one.secondary_opts) if name.startswith("-")}
+    """Return the options of a command and of its subcommands."""
+    own = {name for one in command.params for name in (*one.opts, *one.secondary_opts) if name.startswith("-")}
+    return own.union(*(options_of(part) for part in getattr(command, "commands", {}).values()))
+
+
+def options_for(words: list[str]) -> set[str]:
+    """Return the options of the subcommand that a command line names, with those of the commands around it."""
+    command, known = group().commands[words[0]], set(EVERYWHERE)
+    for word in words[1:]:
+        if word in getattr(command, "commands", {}):
+            known |= {name for one in command.params for name in one.opts if name.startswith("-")}
+            command = command.commands[word]
+    return known | options_of(command)
 
 
 def unknown_in(command: list[str]) -> list[str]:
@@ -35,7 +47,7 @@ def unknown_in(command: list[str]) -> list[str]:
         return [] if command[0] in options_of(group()) | EVERYWHERE else command[:1]
     if command[0] not in group().commands:
         return command[:1]
-    known = options_of(group().commands[command[0]]) | EVERYWHERE
+    known = options_for(command)
     given = [word.split("=")[0].strip("[]") for word in command[1:] if re.match(r"\[?--?[A-Za-z]", word)]
     return [option for option in given if option not in known]
 
