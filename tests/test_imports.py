@@ -11,7 +11,7 @@ import pytest
 import memlens
 from memlens.index.reader import Index
 
-HEAVY = {"torch", "numba", "transformers", "pandas", "pydantic"}
+HEAVY = {"torch", "numba", "transformers", "pandas"}
 COMMANDS = """show INDEX L1N3
 show INDEX L1N3 --json
 search INDEX river

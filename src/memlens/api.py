@@ -31,9 +31,9 @@ from memlens.settings import (
     ScanRunSettings,
     ScanSettings,
     ValueSettings,
-    divide,
     option_name,
     parse_layers,
+    split_options,
 )
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def scan(
     from memlens.scanner.state import ShardNumber
 
     folder = folder_of(out)
-    scanning, cutting, running = divide("scan", options, ScanSettings, CorpusSettings, ScanRunSettings)
+    scanning, cutting, running = split_options("scan", options, ScanSettings, CorpusSettings, ScanRunSettings)
     run = ScanRunSettings(**running)
     if run.executor == "ray":
         import_ray()  # a missing package is reported before anything is read
@@ -201,7 +201,7 @@ def values(
     from memlens.vocab.kernels import use_threads
     from memlens.vocab.table import compute_values
 
-    reading, running = divide("values", options, ValueSettings, RunSettings)
+    reading, running = split_options("values", options, ValueSettings, RunSettings)
     settings, run, opened = ValueSettings(**reading), RunSettings(**running), _opened(index)
     threads = _threads(run)
     with use_threads(threads):
@@ -218,7 +218,7 @@ def patterns(index: Index | Source, *, progress: Progress = no_progress, **optio
     """
     from memlens.pattern.table import compute_patterns
 
-    (given,) = divide("patterns", options, PatternSettings)
+    (given,) = split_options("patterns", options, PatternSettings)
     opened = _opened(index)
     compute_patterns(opened, PatternSettings(**given), progress=progress)
     return opened
@@ -237,7 +237,7 @@ def roles(
     """
     from memlens.role.table import compute_roles
 
-    (given,) = divide("roles", options, RoleSettings)
+    (given,) = split_options("roles", options, RoleSettings)
     settings, opened = RoleSettings(**given), _opened(index)
     compute_roles(opened, _model_or_name(model), rate=settings.rate, seed=settings.seed, progress=progress)
     return opened
@@ -265,13 +265,13 @@ def experiment(
     from memlens.experiments.run import run
     from memlens.vocab.kernels import use_threads
 
-    drawing, cutting, running = divide("experiment", options, SampleSettings, CorpusSettings, RunSettings)
+    drawing, cutting, running = split_options("experiment", options, SampleSettings, CorpusSettings, RunSettings)
     drawn, where = SampleSettings(**drawing), RunSettings(**running)
     more: dict[str, Any] = {} if drawn.stop_words is None else {"stop_words": drawn.stop_words}
     if validation is not None:
         more["validation"] = corpus_settings(validation, **cutting)
     for name in () if validation is not None else sorted(cutting):
-        raise SettingError(f"{option_name(name)} says how --validation is read, but there is none; leave it out")
+        raise SettingError(f"{option_name(name)} has no effect without --validation; leave it out")
     more |= {"seed": drawn.seed, "sample": drawn.sample}
     opened, source, threads = _opened(index), _model_or_name(model), _threads(where)
     with use_threads(threads):

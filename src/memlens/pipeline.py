@@ -61,7 +61,7 @@ from memlens.settings import (
     ScanRunSettings,
     ScanSettings,
     ValueSettings,
-    divide,
+    split_options,
 )
 from memlens.vocab.table import values_are_made
 
@@ -127,7 +127,7 @@ def analyze(
     folder = api.folder_of(out)
     if tokens < 1:
         raise SettingError(f"--tokens is {tokens}; it must be 1 or more")
-    drawing, scanning, cutting, running = divide(
+    drawing, scanning, cutting, running = split_options(
         "analyze", options, SampleSettings, ScanSettings, CorpusSettings, ScanRunSettings
     )
     text = None if validation is None else api.corpus_settings(validation, **cutting)

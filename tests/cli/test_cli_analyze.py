@@ -127,7 +127,7 @@ def test_the_command_prints_curves_and_where_the_page_is(run: Run, models: Paths
     ran = run(*command)
     assert ran.code == 0 and str(whole / "report.html") in ran.out
     assert "agreement" in ran.out and "in the paper" in ran.out and "█" in ran.out
-    assert ran.err.count("complete already") == 4 and "report: done" in ran.err
+    assert ran.err.count("already complete") == 4 and "report: done" in ran.err
     answer = json.loads(run(*command, "--json", "--quiet").out)
     assert [stage["name"] for stage in answer["stages"]] == list(STAGES)
     assert [stage["outcome"] for stage in answer["stages"]] == ["kept"] * 4 + ["made"]
@@ -149,14 +149,14 @@ def test_the_command_stops_with_130_and_continues(run, models, text, analyzed, t
         ran = run(*command, "--fresh")
         assert ran.code == 130 and "without --fresh" in ran.err
     ran = run(*command)
-    assert ran.code == 0 and "scan: complete already" in ran.err and "values: complete already" in ran.err
+    assert ran.code == 0 and "scan: already complete" in ran.err and "values: already complete" in ran.err
     assert tables(tmp_path / "index") == tables(analyzed.index.folder)
 
 
 def test_an_experiment_that_cannot_be_had_is_named_and_the_rest_is_made(run, models, text, tmp_path) -> None:
     command = ["analyze", models["plain"], text, "-o", tmp_path, "--layers", "0-1", "--sample", 9, "--threads", 1]
     ran = run(*command)
-    assert ran.code == 0 and "last-layer was left out: the model's last layer, 2" in ran.err
+    assert ran.code == 0 and "last-layer was skipped: the model's last layer, 2" in ran.err
     again = json.loads(run(*command, "--json").out)["stages"][3]
     assert again["outcome"] == "kept" and [one["name"] for one in again["skipped"]] == ["last-layer"]
 

@@ -25,7 +25,7 @@ def test_parts_of_a_scan_by_the_command_line(run: Run, models: Paths, text: Path
     for number in (1, 2):
         options = ("--top", 7, "--threads", 1, "--shard", f"{number}/2")
         ran = run("scan", models["plain"], text, "-o", tmp_path / str(number), *options)
-        assert ran.code == 0 and f"shard {number}/2 of the scan is complete" in ran.out
+        assert ran.code == 0 and f"shard {number}/2 is complete" in ran.out
     assert is_refused(run("show", tmp_path / "1", "L0N0"), "one shard of a scan", "memlens merge")
     assert is_refused(run("merge", tmp_path / "2", "-o", tmp_path / "index"), "missing: 1")
     ran = run("merge", tmp_path / "2", tmp_path / "1", "-o", tmp_path / "index", "--json")

@@ -68,10 +68,10 @@ def test_the_command_prints_findings_report_and_how_to_browse(run: Run, shown: D
     assert ran.code == 0, ran.err
     assert [line[:3] for line in ran.out.splitlines() if line[:1].isdigit()] == [f"{n}. " for n in range(1, 6)]
     assert ran.out.count("   $ memlens ") == 5
-    assert f"report  {folder / 'report.html'}" in ran.out
-    assert f"browse  memlens serve '{folder}'" in ran.out and "yours   memlens analyze " in ran.out
+    assert f"report      {folder / 'report.html'}" in ran.out
+    assert f"browse      memlens serve '{folder}'" in ran.out and "your model  memlens analyze " in ran.out
     assert f"The paper's {sum(shown.verdicts.values())} claims" in ran.out
-    assert "local-edits looked at 2 memories per layer; the default is 100" in ran.err
+    assert "local-edits used 2 memories per layer (default: 100)" in ran.err
     answer = json.loads(run("demo", "-o", folder, "--json", "-q").out)
     assert len(answer["findings"]) == 5 and answer["index"] == str(folder)
     assert [stage["outcome"] for stage in answer["stages"]] == ["kept"] * 4 + ["made"]

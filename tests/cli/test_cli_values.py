@@ -81,11 +81,11 @@ def test_show_has_both_ends_of_the_value_the_key_and_the_agreement(run: Run, val
 
 def test_show_for_people_marks_agreement_and_lists_as_many_tokens_as_asked(run: Run, valued: Path) -> None:
     vocabulary = Index(valued).vocabulary
-    signs = {True: "✓ agrees", False: "✗ ", None: "nothing follows its top trigger"}
+    signs = {True: "✓ agrees", False: "✗ ", None: "agreement is undefined"}
     rows = {None if row["target"] is None else row["target"] == row["argmax"]: row for row in rows_of(valued, "values")}
     for agrees, row in rows.items():
         out = run("show", valued, f"L{row['layer']}N{row['memory']}", "--top", 3).out
-        assert signs[agrees] in out and "its key alone matches" in out
+        assert signs[agrees] in out and "its key matches" in out
         promoted = [words.split("  ")[0] for words in out.split("promotes")[1].split("its key")[0].splitlines()[1:]]
         for place, shown in ((0, True), (2, True), (3, False)):
             assert (cli_text.quoted(vocabulary[row["tokens"][place]], 22) in promoted) is shown

@@ -11,7 +11,7 @@ from cli_helpers import Paths, Run, checksums, triggers_by_end
 from safetensors.torch import load_file, save_file
 
 from memlens import api
-from memlens.cli.screen import ScanProgress
+from memlens.cli.screen import ProgressBar
 from memlens.index.reader import Index
 from memlens.index.staging import recorded_threads
 from memlens.memory import MemoryId
@@ -35,8 +35,8 @@ def test_info_tells_what_the_library_knows_to_machines_and_to_people(run: Run, m
     parts = [scan[name] for name in ("weights_bytes", "lists_bytes", "batch_bytes")]
     assert min(parts) > 0 and scan["memory_bytes"] == sum(parts) and parts[0] == 4 * known.parameters
     ran = run("info", models["plain"], "--no-estimate")
-    assert ran.code == 0 and ran.err == "" and "a scan here" not in ran.out
-    facts = ["120: 3 layers of 40", "not gated", "sequential", "97 tokens", "32 tokens", "<s>, not fed", "o = r + y"]
+    assert ran.code == 0 and ran.err == "" and "scan speed" not in ran.out
+    facts = ["120: 3 layers of 40", "not gated", "sequential", "97 tokens", "32 tokens", "<s>, not added", "o = r + y"]
     assert all(words in ran.out for words in facts)
 
 
@@ -69,7 +69,7 @@ def test_a_preset_gives_way_to_what_is_given_and_the_recorded_number_of_threads_
     assert (settings.per_sentence, settings.dedup) == ("all", "prefix")
     assert recorded_threads(tmp_path / "index") == 3
     ran = run(*command)
-    assert ran.code == 0 and "complete already" in ran.err
+    assert ran.code == 0 and "already complete" in ran.err
 
 
 def test_the_summary_counts_what_was_cut_repeated_and_dead(run, models, text, tmp_path) -> None:
@@ -85,7 +85,7 @@ def test_the_summary_counts_what_was_cut_repeated_and_dead(run, models, text, tm
     assert all(
         str(summary[name]) in people.out for name in ("cut_sentences", "cut_tokens", "repeated_prefixes", "tokens")
     )
-    assert "next: memlens show" in people.err and "complete already" in machines.err
+    assert "next: memlens show" in people.err and "already complete" in machines.err
 
 
 def test_dead_memories_are_counted_by_layer(run: Run, tmp_path: Path, text: Path) -> None:
@@ -105,22 +105,22 @@ def test_dead_memories_are_counted_by_layer(run: Run, tmp_path: Path, text: Path
 def test_an_interrupted_scan_exits_with_130_and_continues_to_the_same_bytes(run, models, text, tmp_path, monkeypatch):
     options = ["--top", 7, "--threads", 1, "--batch-tokens", 64]
     command = ["scan", models["plain"], text, "-o", tmp_path / "index", *options]
-    report = ScanProgress.__call__
+    report = ProgressBar.__call__
 
-    def press_control_c(self: ScanProgress, stage: str, done: int, total: int | None) -> None:
+    def press_control_c(self: ProgressBar, stage: str, done: int, total: int | None) -> None:
         report(self, stage, done, total)
         if stage == "scan" and done:
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ScanProgress, "__call__", press_control_c)
+        patch.setattr(ProgressBar, "__call__", press_control_c)
         stopped = run(*command)
     assert (stopped.code, stopped.out) == (130, "")
-    assert stopped.err == "memlens: interrupted; run the same command again to continue\n"
+    assert stopped.err == "memlens: interrupted; run the same command again to resume\n"
     assert not (tmp_path / "index" / "manifest.json").exists()
 
     continued = run(*command)
-    assert continued.code == 0 and "continuing an interrupted scan" in continued.err
+    assert continued.code == 0 and "resuming an interrupted scan" in continued.err
     api.scan(models["plain"], text, out=tmp_path / "whole", top=7, threads=1, batch_tokens=64)
     assert checksums(tmp_path / "index") == checksums(tmp_path / "whole")
 

@@ -44,7 +44,7 @@ def test_a_new_experiment_is_listed_run_printed_reported_and_drawn(
 
 def test_looking_up_experiments_imports_nothing_heavy() -> None:
     code = (
-        "import sys, json, memlens.experiments.run, memlens.experiments.run, memlens.cli.experiment;"
+        "import sys, json, memlens.experiments.run, memlens.cli.analyze;"
         "print(json.dumps([m for m in ('torch', 'numba', 'transformers', 'pandas', 'altair') if m in sys.modules]))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

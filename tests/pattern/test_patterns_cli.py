@@ -33,8 +33,8 @@ def test_patterns_are_computed_summarised_and_browsed(index: Index, run: Run) ->
 
 
 def test_what_patterns_lack_without_values_is_said(index: Index, run: Run, tiny_gpt2_values: Index, copy_of) -> None:
-    assert "they need `memlens values`" in run("patterns", index.folder)[2]
-    assert "need" not in run("patterns", copy_of(tiny_gpt2_values, "with-values").folder)[2]
+    assert "run `memlens values`" in run("patterns", index.folder)[2]
+    assert "run `memlens values`" not in run("patterns", copy_of(tiny_gpt2_values, "with-values").folder)[2]
 
 
 def test_a_narrow_screen_cuts_no_number_short(index: Index, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,7 +246,7 @@ def test_memories_of_a_probe_link_to_their_triggers_and_values(
     assert (
         code == 0
         and "best probe" in out
-        and "in the mean, 95% from" in out
+        and "best probe by chance: mean" in out
         and "bag of words" in out
         and "top trigger" in out
     )

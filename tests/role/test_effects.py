@@ -107,4 +107,4 @@ def test_effects_are_compared_prefix_by_prefix_with_all_random_groups(
     assert code == 0 and out.startswith("silenced")
     assert "run `memlens roles" in refused("roles", tiny_gpt2_values.folder, "--effects")
     assert "--seed is -1" in refused("roles", index.folder, "--effects", "--seed", -1)
-    assert "--rate is for finding roles" in refused("roles", index.folder, "--effects", "--rate", 0.1)
+    assert "--rate has no effect with --effects" in refused("roles", index.folder, "--effects", "--rate", 0.1)

@@ -269,6 +269,6 @@ def test_roles_are_in_show_and_search(
     assert "run `memlens roles" in refused("search", tiny_gpt2_values.folder, "--role", "token")
     assert "--rate is 2" in refused("roles", index.folder, "--rate", "2")
     code, out, _ = run("roles", index.folder)
-    assert code == 0 and out.startswith("layer  memories")
+    assert code == 0 and out.startswith("layer ")
     again = index.folder.joinpath("roles.parquet").read_bytes()
     assert memlens.roles(index).folder.joinpath("roles.parquet").read_bytes() == again

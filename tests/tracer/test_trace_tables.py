@@ -3,7 +3,6 @@
 import io
 import re
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import memlens
+from memlens.cli.live import print_continuations, print_effect, print_trace
 from memlens.cli.screen import Screen
-from memlens.cli.trace import print_continuations, print_effect, print_trace, rooms
 from memlens.memory import MemoryId
 from memlens.testing import tiny_model, tiny_tokenizer
 from memlens.tracer.intervene import Continuation, intervene
@@ -100,14 +99,6 @@ def test_more_room_shows_more(compared: InterventionEffect) -> None:
     assert not any("known as" in line for line in screen.lines)  # no empty column for want of an index
 
 
-@pytest.mark.parametrize("top", [1, 2, 3, 10])
-def test_each_room_is_no_larger_than_the_one_before(top: int) -> None:
-    listed = list(rooms(top))
-    assert (listed[0].tokens, listed[0].memories) == (top, top) and (listed[-1].tokens, listed[-1].memories) == (1, 1)
-    for left, right in pairwise(listed):
-        assert right.tokens <= left.tokens and right.memories <= left.memories and right.known <= left.known
-
-
 def test_long_continuations_are_indented_and_lose_nothing() -> None:
     screen = Drawn(80, False)
     text = Continuation("The river\n", " runs 会計年度の終わり" * 12, (1,), (0.5,))
@@ -115,5 +106,5 @@ def test_long_continuations_are_indented_and_lose_nothing() -> None:
     assert max(cell_len(line) for line in screen.lines) <= 80
     body = [line for line in screen.lines if line.strip()]
     assert sum(not line.startswith(" ") for line in body) == 2
-    joined = "".join(line[9:].rstrip() for line in body).replace(" ", "")
+    joined = "".join(line[len("continuation  ") :].rstrip() for line in body).replace(" ", "")
     assert joined == ("The river⏎" + " runs 会計年度の終わり" * 12).replace(" ", "") * 2

@@ -1,11 +1,8 @@
-"""`memlens analyze`: scan, values, patterns, experiments and report in one command that can be continued.
-
-And `memlens demo`: the same on the bundled model and corpus, offline, with five findings to begin with.
-"""
+"""`analyze` and `demo`, which run all stages, and `experiment`, which runs the paper's experiments on an index."""
 
 from __future__ import annotations
 
-import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,27 +11,34 @@ from rich.table import Table
 from rich.text import Text
 
 import memlens
+from memlens.cli.explore import suggest_memory
 from memlens.cli.index import refuse_without_workbench, serve as open_workbench
 from memlens.cli.options import (
     Corpus,
     Device,
     Dtype,
+    IndexFolder,
     Model,
+    ModelNow,
     Out,
     Resume,
     Threads,
     Validation,
+    refuse_unused,
     refuse_unused_column,
     setting,
     with_screen,
     with_settings,
 )
-from memlens.cli.screen import ScanProgress, Screen
+from memlens.cli.screen import ProgressBar, Screen, command_line
 from memlens.errors import SettingError
-from memlens.settings import CorpusSettings, SampleSettings, ScanSettings, ValueSettings
+from memlens.settings import CorpusSettings, RunSettings, SampleSettings, ScanSettings, ValueSettings, option_name
 from memlens.text import curve, duration, visible
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from memlens.experiments.experiment import Experiment, Picture, Row, Rows, Write
     from memlens.pipeline import Analysis, Demo, SmallerSample, Stage, StageWatcher
 
 _NAMED = 4  # experiments that are named one by one
@@ -57,9 +61,9 @@ def analyze(
     resume: Resume = True,
     **options: Any,
 ) -> None:
-    """Do everything: scan, values, patterns, experiments and report. Interrupted, it continues."""
+    """Run everything: scan, values, patterns, experiments and report. An interrupted run can be resumed."""
     refuse_unused_column(options, [*corpus, *(validation or ())])
-    with ScanProgress(screen) as progress:
+    with ProgressBar(screen) as progress:
         try:
             analysis = memlens.analyze(
                 model,
@@ -73,14 +77,14 @@ def analyze(
                 vocabulary=vocabulary,
                 validation=validation or None,
                 progress=progress,
-                watcher=_watcher(screen, progress),
+                watcher=_make_watcher(screen, progress),
                 threads=threads,
                 **options,
             )
         except KeyboardInterrupt as error:
             if resume:
                 raise
-            raise type(error)("interrupted; run the command again without --fresh to continue") from None
+            raise type(error)("interrupted; run the command again without --fresh to resume") from None
     if screen.as_json:
         screen.json(_analysis_json(analysis))
     elif not screen.quiet:
@@ -91,55 +95,58 @@ def analyze(
 def demo(
     screen: Screen,
     out: Out = "memlens-demo",
-    serve: Annotated[bool, typer.Option("--serve", help="Open the workbench on it afterwards.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Open the workbench afterwards.")] = False,
     port: Annotated[
-        int | None, typer.Option(metavar="N", help="With --serve; 0 takes any that is free. Default: 8000.")
+        int | None, typer.Option(metavar="N", help="Port for --serve; 0 selects a free one. Default: 8000.")
     ] = None,
     resume: Resume = True,
 ) -> None:
-    """Show what memlens finds, on its own small model and text. Needs no network and about two minutes."""
+    """Analyze the bundled model and text, and print five findings. Takes about two minutes, offline."""
     if serve and screen.as_json:
-        raise SettingError("--serve does not end and --json is for machines; leave one of them out")
+        raise SettingError("--serve and --json exclude each other; choose one")
     if port is not None and not serve:
-        raise SettingError("--port says where --serve listens, but there is no --serve; add it or leave --port out")
+        raise SettingError("--port has no effect without --serve")
     if port is not None and not 0 <= port <= 65535:
-        raise SettingError(f"--port is {port}; choose 1 to 65535, or 0 for any that is free")
+        raise SettingError(f"--port is {port}; choose 1 to 65535, or 0 for a free one")
     if serve:
         refuse_without_workbench()
-    with ScanProgress(screen) as progress:
-        shown = memlens.demo(out=out, resume=resume, progress=progress, watcher=_watcher(screen, progress))
+    with ProgressBar(screen) as progress:
+        result = memlens.demo(out=out, resume=resume, progress=progress, watcher=_make_watcher(screen, progress))
     if screen.as_json:
-        screen.json(_demo_json(shown))
+        screen.json(_demo_json(result))
     else:
-        _print_demo(screen, shown)
+        _print_demo(screen, result)
     if serve:
-        where = 8000 if port is None else port
         open_workbench(
-            index=str(shown.index.folder), model="bundled", port=where, quiet=screen.quiet, verbose=screen.verbose
+            index=str(result.index.folder),
+            model="bundled",
+            port=8000 if port is None else port,
+            quiet=screen.quiet,
+            verbose=screen.verbose,
         )
 
 
-def _watcher(screen: Screen, progress: ScanProgress) -> StageWatcher:
-    """Return a watcher that numbers the stages on the progress bar and prints the outcome of each."""
+def _make_watcher(screen: Screen, progress: ProgressBar) -> StageWatcher:
+    """Return a watcher that numbers the stages on the progress bar and prints one line when a stage ends."""
     from memlens.pipeline import STAGES, StageWatcher
 
     class Watcher(StageWatcher):
         def begins(self, number: int, name: str) -> None:
-            progress.heading = f"{number + 1}/{len(STAGES)} "
+            progress.prefix = f"{number + 1}/{len(STAGES)} "
 
         def ended(self, stage: Stage) -> None:
-            screen.note(_line(stage))
+            screen.note(_describe_stage(stage))
 
     return Watcher()
 
 
-def _line(stage: Stage) -> str:
+def _describe_stage(stage: Stage) -> str:
     if stage.outcome == "kept":
-        return f"{stage.name}: complete already"
+        return f"{stage.name}: already complete"
     few = ", ".join(stage.made) if len(stage.made) <= _NAMED else f"{len(stage.made)} of them"
     which = f" ({few})" if stage.made else ""
-    left_out = "".join(f"\n{name} was left out: {visible(reason)}" for name, reason in stage.skipped)
-    return f"{stage.name}: done in {duration(stage.seconds)}{which}{left_out}"
+    skipped = "".join(f"\n{name} was skipped: {visible(reason)}" for name, reason in stage.skipped)
+    return f"{stage.name}: done in {duration(stage.seconds)}{which}{skipped}"
 
 
 def _analysis_json(analysis: Analysis) -> dict[str, Any]:
@@ -158,18 +165,11 @@ def _analysis_json(analysis: Analysis) -> dict[str, Any]:
 
 
 def _print_analysis(screen: Screen, analysis: Analysis) -> None:
-    """The curve of every experiment beside the paper's, and where the page is."""
-
+    """Print a curve over the layers for every experiment, next to the paper's, and the path of the report."""
     from memlens.experiments.run import EXPERIMENTS
+    from memlens.reports.findings import find
 
-    index = analysis.index
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("experiment", style="bold", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("layer by layer", style="cyan", no_wrap=True)
-    table.add_column("peak", justify="right", no_wrap=True)
-    table.add_column("in the paper", style="magenta", no_wrap=True)
-    table.add_column("peak", justify="right", no_wrap=True)
+    index, rows = analysis.index, []
     for name, experiment in EXPERIMENTS.items():
         if experiment.picture is None or not index.has(f"experiments/{name}"):
             continue
@@ -177,61 +177,287 @@ def _print_analysis(screen: Screen, analysis: Analysis) -> None:
         ours = experiment.picture.headline(index.table(f"experiments/{name}").to_pylist())
         theirs = experiment.picture.headline(published) if published else []
         for place, (label, numbers, write) in enumerate(ours):
-            others = theirs[place][1] if theirs and any(theirs[place][1]) else []
-            cells = [*_drawn(numbers, write), *_drawn(others, write)]
-            table.add_row(name if place == 0 else "", Text(label), *cells)
-    screen.result(table)
+            paper = theirs[place][1] if theirs and any(theirs[place][1]) else []
+            rows.append([name if place == 0 else "", label, *_curve_cells(numbers, write), *_curve_cells(paper, write)])
+    heads = ["experiment", "measure", "by layer", "peak", "in the paper", "peak "]
+    screen.table(heads, rows, optional=["peak ", "in the paper"])
     screen.result()
-    screen.result(Text.assemble(("report  ", "bold"), visible(str(analysis.report))))
-    screen.note(f"next: memlens show {visible(str(index.folder))} {index.names.name(index.layers[0], 0)}")
+    screen.facts({"report": str(analysis.report)})
+    findings = find(index, "memory")
+    command = findings[0].command if findings else command_line("show", index.folder, suggest_memory(index))
+    screen.note(f"next: {visible(command)}")
 
 
-def _drawn(numbers: list[float | None], write: Any) -> tuple[str, str]:
-    """The curve, and the number that stands furthest from zero."""
-    known = [value for value in numbers if value is not None]
-    return (curve(numbers, 24), write(max(known, key=abs))) if known else ("", "")
+def _curve_cells(numbers: Sequence[float | None], write: Write) -> tuple[Text, Text]:
+    """Return a curve, and the number with the largest absolute value."""
+    measured = [value for value in numbers if value is not None]
+    if not measured:
+        return Text(""), Text("")
+    return Text(curve(numbers, 16), "cyan"), Text(write(max(measured, key=abs)))
 
 
-def _demo_json(shown: Demo) -> dict[str, Any]:
+def _demo_json(demo: Demo) -> dict[str, Any]:
     return {
-        "index": str(shown.index.folder),
-        "report": str(shown.report),
-        "stages": [{"name": stage.name, "outcome": stage.outcome, "seconds": stage.seconds} for stage in shown.stages],
-        "findings": [asdict(finding) for finding in shown.findings],
-        "smaller_samples": [asdict(sample) for sample in shown.smaller],
-        "verdicts": shown.verdicts,
+        "index": str(demo.index.folder),
+        "report": str(demo.report),
+        "stages": [{"name": stage.name, "outcome": stage.outcome, "seconds": stage.seconds} for stage in demo.stages],
+        "findings": [asdict(finding) for finding in demo.findings],
+        "smaller_samples": [asdict(sample) for sample in demo.smaller],
+        "verdicts": demo.verdicts,
     }
 
 
-def _print_demo(screen: Screen, shown: Demo) -> None:
-    """The findings with their commands, what was made smaller, and where to go from here."""
-
-    folder = shlex.quote(str(shown.index.folder))
-    for number, finding in enumerate(shown.findings, 1):
-        screen.result(Text.assemble((f"{number}. ", "dim"), (visible(finding.title), "bold")))
+def _print_demo(screen: Screen, demo: Demo) -> None:
+    """Print the findings with their commands, which samples were reduced, and what to do next."""
+    for place, finding in enumerate(demo.findings, 1):
+        screen.paragraph(Text.assemble((f"{place}. ", "dim"), (visible(finding.title), "bold")))
         for line in finding.lines:
-            screen.result(Text(f"   {visible(line)}"))
+            screen.paragraph(Text(visible(line)), indent=3)
         screen.result(Text.assemble(("   $ ", "dim"), (visible(finding.command), "cyan")))
         screen.result()
-    for words in _smaller(shown.smaller):
-        screen.note(words)
-    counted = ", ".join(f"{count} “{verdict}”" for verdict, count in shown.verdicts.items())
-    screen.result(Text(f"The paper's {sum(shown.verdicts.values())} claims, in this model: {counted}."))
-    ends = {
-        "report": f"{shown.report}  every figure beside the paper's, every verdict with its reason",
-        "browse": f"memlens serve {folder}  search, trace and edit memories in the browser",
-        "yours": "memlens analyze gpt2 my-texts/ -o my-index  the same for any model and any texts",
-    }
-    for name, words in ends.items():
-        screen.result(Text.assemble((f"{name:<8}", "bold"), visible(words)))
+    for line in _describe_samples(demo.smaller):
+        screen.note(line)
+    counts = ", ".join(f"{count} “{verdict}”" for verdict, count in demo.verdicts.items())
+    screen.paragraph(f"The paper's {sum(demo.verdicts.values())} claims in this model: {counts}.")
+    screen.facts(
+        {
+            "report": f"{demo.report}  every figure next to the paper's",
+            "browse": f"{command_line('serve', demo.index.folder)}  search, trace and edit memories",
+            "your model": "memlens analyze gpt2 my-texts/ -o my-index",
+        }
+    )
 
 
-def _smaller(samples: tuple[SmallerSample, ...]) -> list[str]:
-    """Say which experiments took a smaller sample than usual, one line per size of sample."""
-    alike: dict[tuple[str, int, int], list[str]] = {}
+def _describe_samples(samples: tuple[SmallerSample, ...]) -> list[str]:
+    """Return one line for each sample size below its default, with the experiments that use it."""
+    by_size: dict[tuple[str, int, int], list[str]] = {}
     for sample in samples:
-        alike.setdefault((sample.counts, sample.here, sample.default), []).append(sample.experiment)
+        by_size.setdefault((sample.counts, sample.here, sample.default), []).append(sample.experiment)
     return [
-        f"to be quick, {', '.join(names)} looked at {here:,} {counts}; the default is {default:,}"
-        for (counts, here, default), names in alike.items()
+        f"to save time, {', '.join(names)} used {here:,} {counts} (default: {default:,})"
+        for (counts, here, default), names in by_size.items()
     ]
+
+
+_LAYERS = 12  # layers in the table of an experiment; -v shows all
+_LABEL_WIDTH = 15
+
+
+@with_settings(SampleSettings, CorpusSettings, RunSettings)
+@with_screen(json=True)
+def experiment(
+    screen: Screen,
+    index: IndexFolder,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME", help="Experiments to run, or `all`. Without a name, they are listed.", show_default=False
+        ),
+    ] = None,
+    validation: Validation = None,
+    model: ModelNow = None,
+    **options: Any,
+) -> None:
+    """Run the paper's experiments on an index."""
+    opened = memlens.Index(index)
+    if not names:
+        given = {option_name(name): value for name, value in options.items()}
+        refuse_unused({**given, "--validation": validation, "--model": model}, "has no effect without a NAME")
+        _list_experiments(screen, opened)
+        return
+    if validation:
+        refuse_unused_column(options, validation)
+    skipped: dict[str, str] = {}
+    with ProgressBar(screen) as progress:
+        from memlens.experiments.run import find_experiments
+
+        selected = find_experiments(names)
+        tables = memlens.experiment(
+            opened,
+            names,
+            validation=validation or None,
+            model=model,
+            progress=progress,
+            skipped=skipped.__setitem__,
+            **options,
+        )
+    completed = [experiment for experiment in selected if experiment.name not in skipped]
+    if screen.as_json:
+        screen.json(_experiments_json(opened, completed, tables, skipped))
+    else:
+        for place, experiment in enumerate(completed):
+            if place:
+                screen.result()
+            rows = {name: tables[name].to_pylist() for name in experiment.table_names}
+            _print_experiment(screen, opened, experiment, rows)
+            _print_claims(screen, opened, experiment, tables)
+    for name, reason in skipped.items():
+        screen.note(f"{name} was skipped: {visible(reason)}")
+    screen.note(f"tables are in {visible(str(opened.folder / 'experiments'))}")
+    screen.note(f"next: {command_line('report', opened.folder)}")
+
+
+def _experiments_json(
+    index: memlens.Index, completed: list[Experiment], tables: dict[str, pa.Table], skipped: dict[str, str]
+) -> dict[str, Any]:
+    from memlens.experiments.run import origin
+
+    recorded = index.manifest.experiments
+    return {
+        "index": str(index.folder),
+        "prefixes": next((words for experiment in completed if (words := origin(index, experiment))), None),
+        "experiments": [
+            {
+                "name": experiment.name,
+                "figure": experiment.figure,
+                "title": experiment.title,
+                "seed": recorded[experiment.name].seed,
+                "sample": recorded[experiment.name].sample,
+                "sample_of": experiment.sample_of,
+                "prefixes": origin(index, experiment) or None,
+                "tables": {name: tables[name].to_pylist() for name in experiment.table_names},
+                "claims": [judged.record for judged in experiment.judge(index, _read_rows(tables))],
+            }
+            for experiment in completed
+        ],
+        "skipped": [{"name": name, "reason": reason} for name, reason in skipped.items()],
+    }
+
+
+def _read_rows(tables: dict[str, pa.Table]) -> Callable[[str], list[Row] | None]:
+    return lambda name: tables[name].to_pylist()
+
+
+def _print_claims(screen: Screen, index: memlens.Index, experiment: Experiment, tables: dict[str, pa.Table]) -> None:
+    """Print each claim with its verdict and the reason."""
+    for judged in experiment.judge(index, _read_rows(tables)):
+        judgement = judged.judgement
+        assert judgement is not None  # its table has just been computed
+        screen.paragraph(Text.assemble((judgement.verdict, "bold"), ": ", judged.claim.text))
+        screen.paragraph(Text(visible(judgement.reason), "dim"), indent=2)
+
+
+def _list_experiments(screen: Screen, index: memlens.Index) -> None:
+    """List every experiment and whether the index holds its tables."""
+    from memlens.experiments.run import EXPERIMENTS, is_outdated
+
+    states = {}
+    for name, experiment in EXPERIMENTS.items():
+        if not index.has(f"experiments/{name}"):
+            states[name] = "not made"
+        else:
+            states[name] = "outdated" if is_outdated(index, experiment) else "made"
+    if screen.as_json:
+        listed = [
+            {"name": name, "figure": experiment.figure, "title": experiment.title, "state": states[name]}
+            for name, experiment in EXPERIMENTS.items()
+        ]
+        screen.json({"index": str(index.folder), "experiments": listed})
+        return
+    styles = {"made": "green", "outdated": "yellow", "not made": "dim"}
+    rows = [
+        [
+            Text(name, "bold"),
+            _short_figure(experiment.figure),
+            Text(states[name], styles[states[name]]),
+            experiment.title,
+        ]
+        for name, experiment in EXPERIMENTS.items()
+    ]
+    screen.table(["experiment", "paper", "state", "what it shows"], rows, wrap=True)
+    screen.note(f"next: {command_line('experiment', index.folder, 'all')}")
+
+
+def _short_figure(figure: str) -> str:
+    """Return "Fig. 6" for "Figure 6 and Table 2", or a dash for an experiment that the paper does not have."""
+    if not figure.startswith(("Figure", "Section")):
+        return "–"
+    return figure.split(" and ")[0].replace("Figure", "Fig.").replace("Section", "Sec.")
+
+
+def _print_experiment(screen: Screen, index: memlens.Index, experiment: Experiment, tables: Rows) -> None:
+    """Print heading, sample, curves next to the paper's, and table."""
+    from memlens.experiments.experiment import Picture
+    from memlens.experiments.run import origin
+
+    screen.paragraph(Text.assemble((experiment.name, "bold"), "  " + experiment.title))
+    prefixes = visible(origin(index, experiment) or "sampled prefixes")
+    rows = tables[experiment.name]
+    if experiment.terminal is not None:
+        sample, parts = experiment.terminal(index, tables, screen.out.width, prefixes)
+        screen.paragraph(Text(f"{experiment.figure}: {sample}", "dim"))
+        for part in parts:
+            screen.result(part)
+        return
+    picture = experiment.picture or Picture.plain(rows)
+    layers = picture.by_layer(rows)
+    sample = prefixes if experiment.on_prefixes else _describe_sample(index, picture, layers)
+    screen.paragraph(Text(f"{experiment.figure}: {sample}", "dim"))
+    _print_curves(screen, experiment, picture, rows)
+    _print_layers(screen, picture, layers)
+    for part in picture.below(tables) if picture.below else ():
+        screen.result(part)
+
+
+def _describe_sample(index: memlens.Index, picture: Picture, rows: list[Row]) -> str:
+    """Return how many memories and prefixes were used, and how many were left out."""
+    parts = [f"{sum(row.get('memories') or 0 for row in rows):,} memories"]
+    if any("prefixes" in row for row in rows):
+        parts.append(f"{sum(row['prefixes'] for row in rows):,} prefixes")
+    remark = picture.remark(index) if picture.remark else ""
+    parts += [remark] if remark else []
+    reasons = {
+        "no_trigger": "without a trigger",
+        "no_next": "without a token after the trigger",
+        "left_out": "prefixes of one token",
+    }
+    excluded = [
+        f"{sum(row[column] for row in rows):,} {reason}"
+        for column, reason in reasons.items()
+        if any(row.get(column) for row in rows)
+    ]
+    return ", ".join(parts) + (f"; left out: {', '.join(excluded)}" if excluded else "")
+
+
+def _print_curves(screen: Screen, experiment: Experiment, picture: Picture, rows: Sequence[Row]) -> None:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    published = experiment.tables[0].published()
+    theirs = picture.headline(published) if published else []
+    for place, (label, numbers, write) in enumerate(picture.headline(rows)):
+        table.add_row(
+            Text(f"{label:<{_LABEL_WIDTH}}"), Text(curve(numbers, 32), "cyan"), _describe_range(numbers, write)
+        )
+        paper = theirs[place][1] if theirs else []
+        if any(paper):
+            in_paper = Text(curve(paper, 32), "magenta")
+            table.add_row(Text("  in the paper", "dim"), in_paper, _describe_range(paper, write))
+    screen.result(table)
+
+
+def _describe_range(numbers: Sequence[float | None], write: Write) -> Text:
+    measured = [value for value in numbers if value is not None]
+    return Text(f"{write(min(measured))} to {write(max(measured))}" if measured else "no numbers", "dim")
+
+
+def _print_layers(screen: Screen, picture: Picture, rows: list[Row]) -> None:
+    """Print the table of an experiment, with at most _LAYERS evenly spaced layers unless --verbose is given."""
+    shown = rows
+    if len(rows) > _LAYERS and not screen.verbose:
+        shown = [rows[round(place * (len(rows) - 1) / (_LAYERS - 1))] for place in range(_LAYERS)]
+    heads = ["layer"]
+    for column in picture.columns:
+        heads += [column.head, *(["95%"] if column.interval else [])]
+    cells = [
+        [
+            str(row["layer"]),
+            *(
+                text
+                for column in picture.columns
+                for text in [column.cell(row), *([Text(column.span(row), "dim")] if column.interval else [])]
+            ),
+        ]
+        for row in shown
+    ]
+    screen.table(heads, cells, optional=["95%"])
+    if len(shown) < len(rows):
+        screen.note(f"{len(shown)} of {len(rows)} layers listed; see all with -v")

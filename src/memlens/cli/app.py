@@ -1,22 +1,23 @@
-"""The verbs of `memlens`, and the one place where a command line is run and its errors become exit codes.
+"""The verbs of `memlens`, their help, and the one place where errors become exit codes.
 
-    0 done    2 wrong input    130 interrupted    143 terminated    1 a bug, the only case that shows a traceback
+    0 success    2 invalid input    130 interrupted    143 terminated    1 a bug (the only case with a traceback)
 
-A verb is a function of the same name in the module that VERBS names; its docstring is its help.
+A verb is a function of the same name in the module that GROUPS names. Its docstring is its help.
 """
 
 import os
-import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from memlens import __version__
@@ -27,160 +28,210 @@ from memlens.signals import Interrupted, interruptible
 from memlens.text import visible
 
 DONE, BUG, WRONG_INPUT = 0, 1, 2
-_LARGEST = 10**15  # of a whole number on the command line
-_WHOLE = re.compile("-?[0-9]{1,18}")
-_NARROWEST, _WIDEST = 10, 1000  # columns of a terminal
+_LARGEST_NUMBER = 10**15  # of an integer option
+_MIN_WIDTH, _MAX_WIDTH = 10, 1000  # columns of a terminal
+
+GROUPS = {  # heading in the help -> verb -> module of memlens.cli
+    "Start": {"demo": "analyze", "analyze": "analyze", "serve": "index"},
+    "Explore": {"show": "explore", "search": "explore", "trace": "live", "compare": "explore"},
+    "Evaluate": {"probe": "live", "experiment": "analyze", "report": "index"},
+    "Label": {"annotate": "annotate", "collect": "collect"},
+    "Build": {"info": "build", "scan": "build", "values": "build", "patterns": "build", "roles": "build"},
+    "Share and maintain": {
+        "site": "index",
+        "push": "index",
+        "pull": "index",
+        "export": "index",
+        "merge": "build",
+        "check": "index",
+        "repair": "index",
+    },
+}
+VERBS = {verb: module for verbs in GROUPS.values() for verb, module in verbs.items()}
 
 
-def say(message: str) -> None:
-    """One line to stderr, whatever the message holds."""
-    with suppress(OSError, ValueError):  # nobody can be told where stderr is closed or full
+def print_error(message: str) -> None:
+    """Print one line on stderr."""
+    with suppress(OSError, ValueError):  # stderr is closed or full
         print(f"memlens: {visible(message)}", file=sys.stderr, flush=True)
 
 
 def interrupted(error: BaseException) -> int:
-    say(str(error) or "interrupted; run the same command again to continue")
+    """Print why the command stopped. Returns the exit code."""
+    print_error(str(error) or "interrupted; run the same command again to resume")
     return error.code if isinstance(error, Interrupted) else Interrupted.code
 
 
 def guarded(verb: Callable[..., None]) -> Callable[..., int]:
-    """The verb as a function that gives an exit code and raises nothing."""
+    """Return the verb as a function that returns an exit code and raises nothing."""
 
     @wraps(verb)
     def run(*arguments: Any, **named: Any) -> int:
         try:
             for name, value in named.items():
-                _refuse_endless(name, value)
+                _check_number(name, value)
             with interruptible():
                 verb(*arguments, **named)
             sys.stdout.flush()
         except MemlensError as error:
-            say(str(error))
+            print_error(str(error))
             return WRONG_INPUT
         except KeyboardInterrupt as error:
             return interrupted(error)
         except BrokenPipeError:
-            _drop_output()
+            _discard_output()
         except OSError as error:
-            say(_about_file(error))
-            _drop_output(only_if_broken=True)
+            print_error(_describe_os_error(error))
+            _discard_output(only_if_broken=True)
             return WRONG_INPUT
         except MemoryError:
-            say("there is not enough memory for this; try a smaller --top, --batch-tokens or --unit")
+            print_error("not enough memory; try a smaller --top, --batch-tokens or --unit")
             return WRONG_INPUT
-        except Exception:  # the last stop: whatever arrives here is ours to mend
+        except Exception:
             traceback.print_exc()
-            say("this is a bug in memlens, not in your input; please report it with the lines above")
+            print_error("this is a bug in memlens, not in your input; please report it with the lines above")
             return BUG
         return DONE
 
     return run
 
 
-def _refuse_endless(name: str, value: Any) -> None:
-    """Refuse a number of twenty digits, with which no part computes; narrower limits are each part's own."""
-    for word in value if isinstance(value, (list, tuple)) else [value]:
-        if isinstance(word, int) and abs(word) > _LARGEST:
-            raise SettingError(f"{option_name(name)} is {word}; it must be between -{_LARGEST:,} and {_LARGEST:,}")
+def _check_number(name: str, value: Any) -> None:
+    """Raise SettingError for an integer that is too large for any option; settings have narrower limits."""
+    for number in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(number, int) and abs(number) > _LARGEST_NUMBER:
+            limit = f"{_LARGEST_NUMBER:,}"
+            raise SettingError(f"{option_name(name)} is {number}; it must be between -{limit} and {limit}")
 
 
-def _about_file(error: OSError) -> str:
-    """The system's message about a path, for errors that no other part of memlens explains."""
-    where = str(error.filename or "a file")
-    shown = where if len(where) < 200 else where[:100] + "..."
-    return f"{shown}: {error.strerror or error}; check the path, its permissions and the space on the disk"
+def _describe_os_error(error: OSError) -> str:
+    path = str(error.filename or "a file")
+    shown = path if len(path) < 200 else path[:100] + "..."
+    return f"{shown}: {error.strerror or error}; check the path, its permissions and the free disk space"
 
 
-def _drop_output(only_if_broken: bool = False) -> None:
-    """The reader (`| head`) has enough, or the disk is full: what is still buffered must not fail when Python ends."""
+def _discard_output(only_if_broken: bool = False) -> None:
+    """Drop buffered output, so that Python does not fail at exit: the reader is gone (`| head`) or the disk is full."""
     if only_if_broken:
         try:
             sys.stdout.flush()
             return
         except (OSError, ValueError):
             pass
-    with suppress(OSError, ValueError):  # a replaced stdout may have no file behind it
+    with suppress(OSError, ValueError):  # a replaced stdout may have no file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-VERBS = {  # verb -> module of memlens.cli
-    "demo": "analyze",
-    "analyze": "analyze",
-    "info": "info",
-    "scan": "scan",
-    "merge": "scan",
-    "check": "index",
-    "repair": "index",
-    "values": "stages",
-    "patterns": "stages",
-    "roles": "stages",
-    "experiment": "experiment",
-    "report": "index",
-    "show": "lookup",
-    "search": "lookup",
-    "export": "index",
-    "trace": "trace",
-    "probe": "probe",
-    "annotate": "annotate",
-    "collect": "collect",
-    "compare": "compare",
-    "serve": "index",
-    "site": "index",
-    "push": "index",
-    "pull": "index",
-}
-
-# The base of everything typer says about a wrong command line; typer exports this one member of the family.
+# The base class of all usage errors; typer exports only this subclass.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 
-@dataclass(frozen=True)
-class _Coercion:
-    """A word of the command line as a value: typer would import pydantic, which takes longer than most look-ups."""
+class _Command(TyperCommand):
+    """A verb whose help shows options by group, without Python types."""
 
-    slow: Callable[[], Any]  # typer's own
-
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Pass missing values and text through, parse whole numbers, and leave everything else to typer."""
-        kind, is_ranged = param.type_descriptor.annotation, param.type_descriptor.is_ranged
-        several = param.multiple or param.nargs != 1
-        if value is None:
-            return () if several else None
-        if kind in (str, int, float) and type(value) is kind and not several:
-            return value
-        if kind == list[str] and several and type(value) in (list, tuple) and all(type(word) is str for word in value):
-            return list(value)
-        if kind is int and type(value) is str and not (several or is_ranged) and _WHOLE.fullmatch(value):
-            return int(value)
-        return self.slow().coerce(value, param=param, ctx=ctx)
-
-
-class _PlainParameters:
-    """Parameters that are read without pydantic, and help without Python's types: an argument has its name, a switch
-    takes no value."""
-
-    def get_params(self, context: Any) -> list[Any]:
-        parameters: list[Any] = super().get_params(context)  # type: ignore[misc]
-        for parameter in parameters:
-            if hasattr(parameter, "get_runtime_param"):
-                parameter.get_runtime_param = partial(_Coercion, parameter.get_runtime_param)
-            if parameter.param_type_name == "argument" or getattr(parameter, "is_flag", False):
-                parameter.display_type_rich = lambda ctx: None
-            elif parameter.metavar is None:
-                parameter.display_type_rich = lambda ctx: "VALUE"
-        return parameters
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        parameters: list[Any] = [
+            parameter for parameter in self.get_params(ctx) if not getattr(parameter, "hidden", False)
+        ]
+        arguments = [parameter for parameter in parameters if parameter.param_type_name == "argument"]
+        groups: dict[str, list[tuple[str, str]]] = {}
+        if arguments:
+            groups["Arguments"] = [(_argument_name(argument), argument.help or "") for argument in arguments]
+        for option in parameters:
+            if option.param_type_name == "option":
+                group = "Output" if option.name == "help" else getattr(option, "rich_help_panel", None) or "Options"
+                groups.setdefault(group, []).append((_option_names(option), _option_help(option)))
+        if "Output" in groups:
+            groups["Output"] = groups.pop("Output")  # last
+        usage = " ".join([ctx.command_path, *map(_argument_usage, arguments), "[OPTIONS]"])
+        formatter.write(_render_help(usage, self.help or "", groups.items()))
 
 
-class _Command(_PlainParameters, TyperCommand):
-    pass
+class _Group(TyperGroup):
+    """All verbs by group."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        groups = []
+        for heading, verbs in GROUPS.items():
+            commands = {verb: self.commands[verb] for verb in verbs if verb in self.commands}
+            groups.append((heading, [(verb, _first_sentence(command)) for verb, command in commands.items()]))
+        groups.append(("Options", [("--version", "Print the version."), ("-h, --help", "Print this help.")]))
+        usage = f"{ctx.command_path} COMMAND [ARGUMENTS] [OPTIONS]"
+        help_text = f"{self.help}\n\n`{ctx.command_path} COMMAND --help` explains a command."
+        formatter.write(_render_help(usage, help_text, groups, width=12))
 
 
-class _Group(_PlainParameters, TyperGroup):
-    pass
+class _Subgroup(TyperGroup):
+    """A verb with subcommands."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        arguments: list[Any] = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
+        usage = " ".join([ctx.command_path, *map(_argument_usage, arguments), "COMMAND [OPTIONS]"])
+        groups = [("Arguments", [(_argument_name(argument), argument.help or "") for argument in arguments])]
+        groups.append(("Commands", [(name, _first_sentence(one)) for name, one in self.commands.items()]))
+        formatter.write(_render_help(usage, self.help or "", [group for group in groups if group[1]], width=12))
+
+
+def _first_sentence(command: Any) -> str:
+    return (command.help or "").partition("\n\n")[0].replace("\n", " ")
+
+
+def _argument_name(argument: Any) -> str:
+    return argument.metavar + ("..." if argument.nargs == -1 else "")
+
+
+def _argument_usage(argument: Any) -> str:
+    return _argument_name(argument) if argument.required else f"[{_argument_name(argument)}]"
+
+
+def _option_names(option: Any) -> str:
+    names = ", ".join(sorted(option.opts, key=len))
+    if option.secondary_opts:
+        names += " / " + ", ".join(option.secondary_opts)
+    return names if option.is_flag else f"{names} {option.metavar or 'VALUE'}"
+
+
+def _option_help(option: Any) -> str:
+    if option.name == "help":
+        return "Print this help."
+    if option.required:
+        return f"{option.help} Required."
+    if option.is_flag or not option.show_default or option.default in (None, ""):
+        return option.help or ""
+    return f"{option.help} Default: {option.default}."
+
+
+def _render_help(usage: str, text: str, groups: Iterable[tuple[str, list[tuple[str, str]]]], width: int = 24) -> str:
+    """Return the help as text: names in a column of this width, or on their own line if they are longer."""
+    console = Console(highlight=False, markup=False, emoji=False)
+
+    def add_row(names: str, help_text: str) -> None:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(width=width)
+        table.add_column()
+        is_long = Text(names).cell_len > width - 2
+        if is_long:
+            console.print(Text(f"  {names}", "cyan"), soft_wrap=True)
+        table.add_row(Text("" if is_long else f"  {names}", "cyan"), Text(help_text))
+        console.print(table)
+
+    with console.capture() as captured:
+        # typer writes the arguments before a subcommand in braces
+        console.print(Text.assemble(("Usage: ", "bold"), usage.replace("{", "").replace("}", "")))
+        console.print()
+        for paragraph in text.split("\n\n"):
+            console.print(Text(paragraph.replace("\n", " ")))
+            console.print()
+        for heading, rows in groups:
+            console.print(Text(heading, "bold"))
+            for names, help_text in rows:
+                add_row(names, help_text)
+            console.print()
+    return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
 
 
 def make_app(only: str | None = None) -> typer.Typer:
-    """All verbs, or one alone: reading the options of all of them costs more than a look-up."""
+    """Return the app with all verbs, or with one: building the options of all of them takes longer than a lookup."""
     app = typer.Typer(
         name="memlens",
         add_completion=False,
@@ -199,58 +250,54 @@ def _register(app: typer.Typer, name: str, verb: Callable[..., None] | Group) ->
         app.command(name, cls=_Command)(guarded(verb))
         return
     group = typer.Typer(name=name)
-    group.callback(invoke_without_command=not verb.needs_command, cls=_Group)(guarded(verb.callback))
+    group.callback(invoke_without_command=not verb.needs_command, cls=_Subgroup)(guarded(verb.callback))
     for subcommand, function in verb.commands.items():
         _register(group, subcommand, function)
     app.add_typer(group)
 
 
 def run(arguments: Sequence[str] | None) -> int:
-    """Parse and run; the exit code comes back, nothing is raised for bad input."""
+    """Parse and run a command line. Returns the exit code; invalid input raises nothing."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a sign gets a "?", not a traceback
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    for argument in given:
-        if any("\ud800" <= sign <= "\udfff" for sign in argument):
-            say(f"'{argument}' is not UTF-8; rename the file or write the text in UTF-8")
+            stream.reconfigure(errors="replace")  # print "?" for characters that the terminal cannot show
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    for word in words:
+        if any("\ud800" <= character <= "\udfff" for character in word):
+            print_error(f"'{word}' is not valid UTF-8; rename the file or write the text in UTF-8")
             return WRONG_INPUT
-        if "\0" in argument:
-            say(f"'{argument}' holds a NUL character, which neither a name nor a text can; leave it out")
+        if "\0" in word:
+            print_error(f"'{word}' contains a NUL character; remove it")
             return WRONG_INPUT
     columns = os.environ.get("COLUMNS", "")
-    if columns and not (columns.isascii() and columns.isdecimal() and _NARROWEST <= int(columns[:9]) <= _WIDEST):
-        del os.environ["COLUMNS"]  # no terminal has that width; with 0 nothing would be printed
+    if columns and not (columns.isascii() and columns.isdecimal() and _MIN_WIDTH <= int(columns[:9]) <= _MAX_WIDTH):
+        del os.environ["COLUMNS"]  # not the width of a terminal
     try:
         with interruptible():
-            command = typer.main.get_command(make_app(given[0] if given and given[0] in VERBS else None))
-            with command.make_context("memlens", given) as context:  # its main() would make a code of an interrupt
+            command = typer.main.get_command(make_app(words[0] if words and words[0] in VERBS else None))
+            with command.make_context("memlens", words) as context:  # command.main() would handle interrupts itself
                 result = command.invoke(context)
     except typer.Exit as error:
         return error.exit_code
     except _UsageError as error:
-        say(f"{_sentence(error)}; see `{error.ctx.command_path if error.ctx else 'memlens'} --help`")
+        message = str(error.format_message()).strip().rstrip(".")
+        program = error.ctx.command_path if error.ctx else "memlens"
+        print_error(f"{message[:1].lower()}{message[1:]}; see `{program} --help`")
         return WRONG_INPUT
     except (typer.Abort, KeyboardInterrupt) as error:
         return interrupted(error)
     except BrokenPipeError:
-        _drop_output()
+        _discard_output()
         return DONE
-    except OSError as error:  # the help, which no verb prints
-        say(_about_file(error))
-        _drop_output(only_if_broken=True)
+    except OSError as error:  # from printing the help
+        print_error(_describe_os_error(error))
+        _discard_output(only_if_broken=True)
         return WRONG_INPUT
-    return result if isinstance(result, int) else 0
+    return result if isinstance(result, int) else DONE
 
 
-def _sentence(error: Any) -> str:
-    """The library's own words, as the first half of one line."""
-    message = str(error.format_message()).strip().rstrip(".")
-    return message[:1].lower() + message[1:]
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"memlens {__version__}")
         raise typer.Exit
 
@@ -258,12 +305,12 @@ def _print_version(wanted: bool) -> None:
 def _memlens(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Read the feed-forward layers of a language model as key-value memories.
+    """Analyze the feed-forward layers of a language model as key-value memories.
 
-    A memory is written L3N51: layer 3, memory 51, both counted from 0.
+    L3N51 is memory 51 of layer 3; both are counted from 0.
     """
     if context.invoked_subcommand is None:
         print(context.get_help())

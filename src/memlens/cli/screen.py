@@ -1,14 +1,16 @@
-"""The output of a command: results on stdout, notes, details and a progress bar on stderr.
+"""Output of a command: results on stdout; notes, details and the progress bar on stderr.
 
-Colour and the terminal's width are used on a terminal only; elsewhere lines are whole and plain, and no bar is drawn.
-NO_COLOR is honoured.
+On a terminal, results have color and fit its width. In a pipe or a file, lines are plain and complete, and no progress
+bar is drawn. NO_COLOR is honored.
 """
 
 import json
 import os
+import re
+import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -19,16 +21,16 @@ from rich.text import Text
 
 from memlens.errors import SettingError
 from memlens.files import refuse_output, replacing
-from memlens.text import finite, visible
+from memlens.text import MISSING, finite, visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-_ENDLESS = 100_000  # columns, where nobody looks at a terminal
+_UNLIMITED = 100_000  # columns of a line that is not printed on a terminal
 
 
 class _Stdout:
-    """Stdout for UTF-8; on a terminal every control character but the end of a line is made visible."""
+    """Stdout as a file of UTF-8 bytes. On a terminal, control characters are made visible."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream, self.is_text = stream, stream.isatty() or not hasattr(stream, "buffer")
@@ -46,10 +48,10 @@ class _Stdout:
 def open_output(
     file: str | None, option: str, is_ours: Callable[[bytes], bool], *, force: bool
 ) -> Iterator[BinaryIO | _Stdout]:
-    """Open the output of an export: a new file, a file of memlens to replace in whole, or stdout if none is named."""
+    """Open the output of an export: the named file, replaced as a whole at the end, or stdout."""
     if file is None:
-        if getattr(sys.stdout, "name", None) == 1:  # put in the place of a closed one, see cli/__init__.py
-            raise SettingError(f"stdout is closed, so the export would go nowhere; name a file with {option}")
+        if getattr(sys.stdout, "name", None) == 1:  # cli/__init__.py replaced a closed stdout
+            raise SettingError(f"stdout is closed, so the export would be lost; name a file with {option}")
         yield _Stdout(sys.stdout)
         return
     refuse_output(Path(file), is_ours, force=force)
@@ -59,11 +61,19 @@ def open_output(
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # app.py ends the command; rich would end the process
+        raise BrokenPipeError  # app.py handles it; rich would end the process
+
+
+# A cell of a table: None is a dash, a function receives the width of its column.
+Cell = str | Text | int | float | None | Callable[[int], Text]
+
+_GAP = 2  # columns between two columns of a table
+_NARROWEST, _COMFORTABLE = 9, 22  # characters of a shortened column of text
+_NUMBER = re.compile(r"([+\-−]?[\d.,]+(e[+\-−]?\d+)?%?|–|yes|no|)")
 
 
 class Screen:
-    """One command's output."""
+    """Output of one command."""
 
     def __init__(self, as_json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
         self.as_json, self.quiet, self.verbose = as_json, quiet, verbose
@@ -72,7 +82,7 @@ class Screen:
 
     @property
     def styled(self) -> bool:
-        """Can a result be highlighted by style? Else it is by signs."""
+        """True if results can be highlighted by color; otherwise they are highlighted by characters."""
         return self.out.color_system is not None
 
     @property
@@ -80,51 +90,164 @@ class Screen:
         return self.err.is_terminal and not self.quiet
 
     def result(self, content: Any = "") -> None:
-        """A line of text, or anything rich can draw; text is never read as markup."""
+        """Print a line of text or a rich object. Markup in text is not interpreted."""
         is_line = isinstance(content, (str, Text))
         if self.out.is_terminal:
             self.out.print(content, soft_wrap=is_line)
             return
-        with self.out.capture() as drawn:
+        with self.out.capture() as captured:
             self.out.print(content, soft_wrap=is_line)
-        for line in drawn.get().splitlines():  # a table's padding is of no use in a file
+        for line in captured.get().splitlines():
             print(line.rstrip())
 
-    def table(self, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """A plain table; None is a dash, a fraction has three places."""
+    def paragraph(self, content: str | Text, indent: int = 0) -> None:
+        """Print text that is wrapped between words to the width of the terminal."""
+        from rich.padding import Padding
+
+        self.result(Padding(content, (0, 0, 0, indent)))
+
+    def facts(self, facts: Mapping[str, str | Text]) -> None:
+        """Print names and facts in two columns."""
         from rich.table import Table
 
-        table = Table(*head, box=None, pad_edge=False)
-        for row in rows:
-            table.add_row(*(Text(_cell(value)) for value in row))
+        table = Table.grid(padding=(0, _GAP))
+        table.add_column(no_wrap=True, style="bold")
+        table.add_column()
+        for name, fact in facts.items():
+            table.add_row(Text(name), Text(visible(fact)) if isinstance(fact, str) else fact)
+        self.result(table)
+
+    def table(
+        self,
+        heads: Sequence[str],
+        rows: Iterable[Sequence[Any]],
+        *,
+        wrap: bool = False,
+        optional: Sequence[str] = (),
+        align_right: Collection[str] = (),
+    ) -> None:
+        """Print a table that fits the terminal.
+
+        Columns of numbers are aligned right and never shortened. If the table is too wide, `optional` columns are left
+        out, the first one first; then the widest columns of text are shortened.
+
+        Args:
+            heads: One heading per column.
+            rows: One cell (see Cell) per heading.
+            wrap: Break texts into lines instead of shortening them.
+            optional: Headings of columns to leave out on a narrow terminal.
+            align_right: Headings of text columns to align right.
+        """
+        from rich.table import Table
+
+        cells = [[_as_text(cell) for cell in row] for row in rows]
+        columns = [(head, [row[place] for row in cells]) for place, head in enumerate(heads)]
+        for head in optional:
+            if _comfortable_width(columns) > self.out.width:
+                columns = [column for column in columns if column[0] != head]
+        widths = _fit_columns(columns, self.out.width)
+        table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="dim", pad_edge=False)
+        for place, (head, column) in enumerate(columns):
+            table.add_column(
+                Text(head),
+                justify="right" if head in align_right or _is_numeric(head, column) else "left",
+                style="bold" if head == "memory" else "",
+                no_wrap=not wrap,
+                overflow="fold" if wrap else "ellipsis",
+                width=widths[place],
+            )
+        for row in zip(*(column for _, column in columns), strict=True):
+            table.add_row(*(cell(width) if callable(cell) else cell for cell, width in zip(row, widths, strict=True)))
         self.result(table)
 
     def json(self, content: Any) -> None:
-        """One JSON document on one line; characters beyond ASCII are escaped, so that it suits any terminal."""
+        """Print one JSON document on one line, in ASCII."""
         print(json.dumps(finite(content), allow_nan=False))
 
     def note(self, message: str) -> None:
-        """Something beside the result that a person wants to know."""
+        """Print a remark on stderr, unless --quiet is given."""
         if not self.quiet:
             self.err.print(message, soft_wrap=True)
 
     def detail(self, message: str) -> None:
-        """Something for those who said -v."""
+        """Print a remark on stderr if --verbose is given."""
         if self.verbose:
             self.err.print(message, soft_wrap=True)
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if isinstance(value, float) else visible(str(value))
+def _as_text(cell: Cell) -> Text | Callable[[int], Text]:
+    if isinstance(cell, Text) or callable(cell):
+        return cell
+    if cell is None:
+        return Text(MISSING)
+    if isinstance(cell, float):
+        return Text(f"{cell:.3f}")
+    return Text(f"{cell:,}" if isinstance(cell, int) else visible(str(cell)))
+
+
+def _width(cell: Text | Callable[[int], Text]) -> int:
+    return (cell(_UNLIMITED) if callable(cell) else cell).cell_len
+
+
+def _column_width(head: str, cells: Sequence[Any]) -> int:
+    return max([Text(head).cell_len, *map(_width, cells)])
+
+
+def _comfortable_width(columns: Sequence[tuple[str, list[Any]]]) -> int:
+    """Return the width of a table whose columns of text are shortened, but still readable."""
+    widths = [
+        _column_width(*column) if _is_numeric(*column) else min(_column_width(*column), _COMFORTABLE)
+        for column in columns
+    ]
+    return sum(widths) + _GAP * (len(columns) - 1)
+
+
+def _is_numeric(head: str, cells: Sequence[Any]) -> bool:
+    return head != "memory" and all(isinstance(cell, Text) and _NUMBER.fullmatch(cell.plain) for cell in cells)
+
+
+def _fit_columns(columns: Sequence[tuple[str, list[Any]]], width: int) -> list[int]:
+    """Return the widths of the columns. Too wide columns of text are cut to one common width."""
+    widths = [_column_width(head, cells) for head, cells in columns]
+    texts = [place for place, column in enumerate(columns) if column[0] != "memory" and not _is_numeric(*column)]
+    room = width - _GAP * (len(columns) - 1)
+    longest = max((widths[place] for place in texts), default=0)
+    while sum(widths) > room and longest > _NARROWEST:
+        longest = min(longest - 1, room)
+        for place in texts:
+            widths[place] = min(widths[place], longest)
+    return widths
+
+
+def fit_items(items: Sequence[Text | Callable[[int], Text]], gap: str = "  ") -> Callable[[int], Text]:
+    """Return a table cell with as many of the items as fit. The first one is always there, shortened if necessary."""
+
+    def cell(width: int) -> Text:
+        if not items:
+            return Text()
+        first, *others = items
+        line = first(width) if callable(first) else first.copy()
+        line.truncate(width, overflow="ellipsis")
+        for item in others:
+            more = item(_UNLIMITED) if callable(item) else item
+            if line.cell_len + len(gap) + more.cell_len > width:
+                break
+            line = Text.assemble(line, gap, more)
+        return line
+
+    return cell
+
+
+def command_line(*words: object) -> str:
+    """Return a command that can be copied into a shell."""
+    return visible("memlens " + shlex.join(str(word) for word in words))
 
 
 def _console(stream: IO[str]) -> Console:
     has_width = stream.isatty() or os.environ.get("COLUMNS", "").isdigit()
     return _Console(
         file=stream,
-        width=None if has_width else _ENDLESS,
+        width=None if has_width else _UNLIMITED,
         color_system=None if os.environ.get("NO_COLOR") else "auto",
         markup=False,
         highlight=False,
@@ -132,10 +255,10 @@ def _console(stream: IO[str]) -> Console:
     )
 
 
-_REDRAW = 0.1  # seconds
-_WORTH_TELLING = 10**6  # bytes of text from which on its speed is told to everybody
-_WORDS = {
-    "model": "reading the model",
+_REDRAW_SECONDS = 0.1
+_LARGE_TEXT = 10**6  # bytes of text from which on its reading speed is worth a note
+_DESCRIPTIONS = {
+    "model": "loading the model",
     "corpus": "reading the corpus",
     "scan": "scanning",
     "check": "checking files",
@@ -143,10 +266,10 @@ _WORDS = {
     "values": "reading values",
     "keys": "reading keys",
     "words": "reading words",
-    "shallow": "comparing wordings",
-    "topics": "comparing subjects",
+    "shallow": "finding shallow patterns",
+    "topics": "finding semantic patterns",
     "patterns": "counting patterns",
-    "prefixes": "reading prefixes",
+    "prefixes": "running prefixes",
     "local-edits": "editing prefixes",
     "texts": "reading texts",
     "probes": "fitting probes",
@@ -154,8 +277,11 @@ _WORDS = {
     "effects": "silencing groups",
     "report": "writing the report",
     "assets": "drawing charts",
+    "site": "writing pages",
+    "push": "uploading",
+    "pull": "downloading",
 }
-_COUNTED = {
+_UNITS = {
     "values": "memories",
     "shallow": "memories",
     "topics": "memories",
@@ -165,20 +291,21 @@ _COUNTED = {
 }
 
 
-class ScanProgress:
-    """A progress function for anything that takes long, with a bar where somebody can see it."""
+class ProgressBar:
+    """A progress function that draws a bar on a terminal, with the time remaining for the current step.
+
+    rich estimates the time remaining from the work completed in the last seconds.
+    """
 
     def __init__(self, screen: Screen, first: str = "model") -> None:
         self.screen, self.first = screen, first
-        self.stages: list[str] = []  # as they were reached
-        self.heading = ""  # stands before the words of a stage
+        self.steps: list[str] = []  # in the order in which they started
+        self.prefix = ""  # printed before the description of a step
         self._bar: Progress | None = None
-        self._drawn = 0.0
-        self._began, self._first = 0.0, 0  # when the stage began, and at which count
-        self._read, self._read_since = 0, 0.0  # bytes of the corpus, and since when
-        self._is_read_beside = False  # is text still read while it is scanned?
+        self._last_drawn = 0.0
+        self._started, self._start_count = 0.0, 0  # of the current step
 
-    def __enter__(self) -> "ScanProgress":
+    def __enter__(self) -> "ProgressBar":
         if self.screen.shows_progress:
             self._bar = _make_bar(self.screen)
             self._bar.start()
@@ -193,55 +320,43 @@ class ScanProgress:
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
         now = time.monotonic()
-        self._read = done if stage == "corpus" else self._read
-        if stage == "corpus" and self._is_read_beside:
-            return  # told when all is read; the bar is the scan's
-        is_new = not self.stages or self.stages[-1] != stage
+        is_new = not self.steps or self.steps[-1] != stage
         if is_new:
             self._begin(stage, done, total, now)
-        elif self._is_read_beside and total is not None:
-            self._tell_speed(now)
-        if self._bar is None or (now - self._drawn < _REDRAW and done != total and not is_new):
+        elif stage == "corpus":
+            self._bytes_read = done
+        if self._bar is None or (now - self._last_drawn < _REDRAW_SECONDS and done != total and not is_new):
             return
-        self._drawn = now
-        task = self._bar.task_ids[0]
-        self._bar.update(task, completed=done, total=total, counts=self._counts(stage, done, now))
+        self._last_drawn = now
+        counts = self._describe_counts(stage, done, now)
+        self._bar.update(self._bar.task_ids[0], completed=done, total=total, counts=counts)
 
     def _begin(self, stage: str, done: int, total: int | None, now: float) -> None:
-        self._read_since = now if stage == "corpus" else self._read_since
-        if self.stages and self.stages[-1] == "corpus":
-            if stage == "scan" and total is None:
-                self._is_read_beside = True
-                self.screen.note("scanning begins while text is still read; how long it takes is known when that ends")
-            else:
-                self._tell_speed(now)
-        self.stages.append(stage)
-        self._began, self._first = now, done
+        if self.steps and self.steps[-1] == "corpus":
+            print_speed = self.screen.note if self._bytes_read >= _LARGE_TEXT else self.screen.detail
+            print_speed(f"read {_describe_speed(self._bytes_read, now - self._started)}")
+        self.steps.append(stage)
+        self._started, self._start_count, self._bytes_read = now, done, done
         if stage == "scan" and done:
-            self.screen.note(f"continuing an interrupted scan at {done / max(total or 0, 1):.0%}")
-        words = self.heading + _WORDS.get(stage, stage)
-        self.screen.detail(words + " …")
+            self.screen.note(f"resuming an interrupted scan at {done / max(total or 0, 1):.0%}")
+        description = self.prefix + _DESCRIPTIONS.get(stage, stage)
+        self.screen.detail(description + " …")
         if self._bar is not None:
             for task in self._bar.task_ids:
                 self._bar.remove_task(task)
-            self._bar.add_task(words, total=total, completed=done, counts="")
+            self._bar.add_task(description, total=total, completed=done, counts="")
 
-    def _tell_speed(self, now: float) -> None:
-        self._is_read_beside = False
-        tell = self.screen.note if self._read >= _WORTH_TELLING else self.screen.detail
-        tell(f"read {_speed(self._read, now - self._read_since)}")
-
-    def _counts(self, stage: str, done: int, now: float) -> str:
+    def _describe_counts(self, stage: str, done: int, now: float) -> str:
         if stage == "corpus":
-            return _speed(done, now - self._began)
-        if stage in _COUNTED:
-            return f"{done:,} {_COUNTED[stage]}"
-        if stage != "scan" or done <= self._first:
+            return _describe_speed(done, now - self._started)
+        if stage in _UNITS:
+            return f"{done:,} {_UNITS[stage]}"
+        if stage != "scan" or done <= self._start_count:
             return ""
-        return f"{(done - self._first) / max(now - self._began, 1e-6):,.0f} tokens/s"
+        return f"{(done - self._start_count) / max(now - self._started, 1e-6):,.0f} tokens/s"
 
 
-def _speed(read: int, seconds: float) -> str:
+def _describe_speed(read: int, seconds: float) -> str:
     return f"{read / 1e6:,.1f} MB of text, {read / 1e6 / max(seconds, 1e-6):,.2f} MB/s"
 
 

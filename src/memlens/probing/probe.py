@@ -18,7 +18,7 @@ from memlens.probing.fit import MEASURES, Columns, Division, Fit, differences, f
 from memlens.probing.labels import Source as Labels, read_labels
 from memlens.probing.saved import SparseProbe
 from memlens.progress import Progress, no_progress
-from memlens.settings import ProbeSettings, choose_layers, divide, parse_layers
+from memlens.settings import ProbeSettings, choose_layers, parse_layers, split_options
 from memlens.stats import Estimate
 from memlens.text import plain
 from memlens.tracer.prompt import Source, open_model
@@ -100,7 +100,7 @@ def probe(
     """
     with needing("probe", "memlens probe"):
         import sklearn  # noqa: F401
-    (given,) = divide("probe", options, ProbeSettings)
+    (given,) = split_options("probe", options, ProbeSettings)
     settings = ProbeSettings(**given)
     texts = read_labels(labels, settings.column, settings.label, settings.kind)
     loaded, index = open_model(model, where=where, device=device, dtype=dtype)

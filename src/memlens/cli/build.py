@@ -1,0 +1,499 @@
+"""Verbs that build an index step by step: `info`, `scan`, `merge`, `values`, `patterns` and `roles`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+import memlens
+from memlens.cli.explore import suggest_memory
+from memlens.cli.options import (
+    Corpus,
+    Device,
+    Dtype,
+    IndexFolder,
+    Model,
+    ModelNow,
+    Out,
+    Resume,
+    Threads,
+    refuse_others,
+    refuse_unused_column,
+    with_screen,
+    with_settings,
+)
+from memlens.cli.screen import ProgressBar, Screen, command_line
+from memlens.errors import SettingError
+from memlens.memory import ROLES
+from memlens.settings import (
+    CorpusSettings,
+    PatternSettings,
+    RoleSettings,
+    RunSettings,
+    ScanRunSettings,
+    ScanSettings,
+    ValueSettings,
+    option_name,
+)
+from memlens.text import duration, number, percent, plain, quoted, size, visible
+
+if TYPE_CHECKING:
+    from memlens.index.shards import Shard
+    from memlens.models.info import ModelInfo
+    from memlens.models.proof import Proof
+    from memlens.scanner.resources import ScanEstimate
+
+# The checks of models/proof.py in the notation of the paper
+_CHECKS = {
+    "coefficients": "m = f(x K + b)",
+    "output": "m V + b = the block's output",
+    "addition": "o = r + y",
+    "stream": "the block reads the residual stream",
+    "norms": "norms match their formula",
+    "prediction": "top(o) = the model's prediction",
+}
+_GATED = "m = f(x G) * (x U)"
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@with_screen(json=True)
+def info(
+    screen: Screen,
+    model: Model,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    threads: Threads = None,
+    estimate: Annotated[
+        bool,
+        typer.Option("--estimate/--no-estimate", help="Measure the speed of a scan for a second. Default: measure."),
+    ] = True,
+) -> None:
+    """Describe a model: its memories, the proof that memlens reads them correctly, and the cost of a scan."""
+    from memlens.models.info import describe
+    from memlens.models.load import load
+    from memlens.pool import usable_cores
+    from memlens.scanner.resources import estimate_scan
+
+    settings = ScanSettings(threads=usable_cores() if threads is None else threads)
+    if estimate:
+        _note_memory(screen, model, dtype, settings)
+    loaded = load(model, device=device, dtype=dtype)
+    facts = describe(loaded)
+    if estimate:
+        screen.detail("measuring the speed of a scan on random tokens …")
+    cost = estimate_scan(loaded, settings) if estimate else None
+    if screen.as_json:
+        scan = None
+        if cost is not None:
+            scan = plain(cost) | {"seconds_per_million": cost.seconds_per_million, "memory_bytes": cost.memory_bytes}
+        screen.json(plain(facts) | {"total_memories": facts.total_memories, "scan": scan})
+    else:
+        _print_model(screen, facts, cost)
+
+
+def _note_memory(screen: Screen, model: str, dtype: str, settings: ScanSettings) -> None:
+    """Print how much memory a scan needs, before the model is loaded."""
+    from memlens.models.info import sizes_before_loading
+    from memlens.scanner.resources import free_memory, memory_before_loading
+
+    sizes = sizes_before_loading(model)
+    if sizes is None:
+        return
+    needed = memory_before_loading(sizes, settings, _BYTES.get(dtype, 4))
+    parts = ", ".join(f"{name} {size(count)}" for name, count in needed.items() if count)
+    total, free = sum(needed.values()), free_memory()
+    advice = "" if total < free else "; try --dtype bfloat16, or scan with --layer-budget or --device-map"
+    screen.note(f"a scan needs about {size(total)} of memory ({parts}); {size(free)} are free{advice}")
+
+
+def _print_model(screen: Screen, facts: ModelInfo, cost: ScanEstimate | None) -> None:
+    sizes = sorted(set(facts.memories))
+    each = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    ends = "top and bottom triggers" if facts.signed else "top triggers"
+    norms = {"input": facts.input_norm, "output": facts.post_norm, "final": facts.final_norm}
+    bos = "none"
+    if facts.bos is not None:
+        bos = f"{facts.bos}, {'added' if facts.adds_bos else 'not added'} by the tokenizer"
+    lines: dict[str, Any] = {
+        "model": f"{facts.name} ({facts.family})",
+        "memories": f"{facts.total_memories:,}: {facts.layers} layers of {each}, width {facts.width:,}",
+        "activation": f"{facts.activation}, {'gated' if facts.gated else 'not gated'}; a scan keeps {ends} by default",
+        "block": "parallel to attention" if facts.parallel else "after attention (sequential)",
+        "norms": ", ".join(f"{place} {name or 'none'}" for place, name in norms.items()),
+        "reading": f"values can be read {' or '.join(facts.readings)} (default: {facts.readings[0]})",
+        "vocabulary": f"{facts.vocabulary:,} tokens; output embedding {'tied' if facts.tied else 'not tied'} to input",
+        "context": "no limit" if facts.context is None else f"{facts.context:,} tokens",
+        "BOS": bos,
+        "parameters": f"{facts.parameters:,} as {facts.dtype} on {facts.device}",
+    }
+    if facts.proof is not None:
+        lines["proof"] = f"largest relative deviations (limit {facts.proof.tolerance:g}):"
+        lines[""] = _proof_table(facts.proof, facts.gated)
+    if cost is not None:
+        threads = f"{cost.threads} thread{'s' * (cost.threads > 1)}"
+        million = duration(cost.seconds_per_million)
+        parts = f"weights {size(cost.weights_bytes)}, lists {size(cost.lists_bytes)}, batch {size(cost.batch_bytes)}"
+        lines["scan speed"] = (
+            f"about {cost.tokens_per_second:,.0f} tokens/s on {threads} ({million} per million tokens)"
+        )
+        lines["scan memory"] = f"about {size(cost.memory_bytes)} ({parts}) plus the program itself"
+    screen.facts(lines)
+
+
+def _proof_table(proof: Proof, gated: bool) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for check, formula in _CHECKS.items():
+        shown = _GATED if gated and check == "coefficients" else formula
+        table.add_row(Text(shown), Text(f"{getattr(proof, check):.1e}"))
+    return table
+
+
+@with_settings(ScanSettings, CorpusSettings, ScanRunSettings)
+@with_screen(json=True)
+def scan(
+    screen: Screen,
+    model: Model,
+    corpus: Corpus,
+    out: Out,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    resume: Resume = True,
+    **options: Any,
+) -> None:
+    """Find the exact top triggers of every memory in one pass over a corpus."""
+    refuse_unused_column(options, corpus)
+    with ProgressBar(screen) as progress:
+        from memlens.index.staging import has_resumable_scan, resumed_hardware_warning
+
+        if resume and (line := resumed_hardware_warning(Path(out))):
+            screen.note(line)
+        run: Any = memlens.scan  # returns an Index, or a Shard with --shard
+        try:
+            result = run(
+                model, corpus, out=out, resume=resume, device=device, dtype=dtype, progress=progress, **options
+            )
+        except KeyboardInterrupt as error:
+            if resume:
+                raise
+            advice = "run the command again without --fresh to resume"
+            raise type(error)(f"interrupted; {advice if has_resumable_scan(Path(out)) else 'start over'}") from None
+    if progress.steps == ["model"]:
+        screen.note(f"{out} is already complete; nothing to do")
+    if "shard" in options:
+        _print_shard(screen, result)
+    else:
+        _print_index(screen, result)
+
+
+@with_screen(json=True)
+def merge(
+    screen: Screen,
+    shards: Annotated[
+        list[str],
+        typer.Argument(metavar="SHARD", help="Folders written by `memlens scan --shard I/N`.", show_default=False),
+    ],
+    out: Out,
+    resume: Resume = True,
+) -> None:
+    """Merge the shards of a scan, in any order, into one index."""
+    with ProgressBar(screen, first="check") as progress:
+        index = memlens.merge(shards, out=out, resume=resume, progress=progress)
+    from memlens.index.staging import mixed_hardware_warning
+
+    if line := mixed_hardware_warning(index.manifest.scanned_with):
+        screen.note(line)
+    _print_index(screen, index)
+
+
+def _print_index(screen: Screen, index: memlens.Index) -> None:
+    from memlens.index.memory import summarize
+
+    summary = summarize(index)
+    if screen.as_json:
+        screen.json(summary)
+        return
+    if screen.quiet:
+        return
+    dead = [f"{count:,} in layer {layer}" for layer, count in summary["dead"].items() if count]
+    cut = f" ({summary['cut_sentences']:,} cut to fit, {summary['cut_tokens']:,} tokens lost)"
+    screen.facts(
+        {
+            "model": summary["model"],
+            "memories": f"{summary['memories']:,} in {len(summary['layers'])} layers",
+            "dead": f"{', '.join(dead)} (no prefix of this corpus activates them)" if dead else "none",
+            "sentences": f"{summary['sentences']:,}{cut if summary['cut_sentences'] else ''}",
+            "tokens": f"{summary['tokens']:,}",
+            "prefixes": f"{summary['prefixes']:,} ({summary['repeated_prefixes']:,} repeated ones left out)",
+            "index": summary["index"],
+        }
+    )
+    screen.note(f"next: {command_line('show', index.folder, suggest_memory(index))}")
+
+
+def _print_shard(screen: Screen, shard: Shard) -> None:
+    if screen.as_json:
+        counts = shard.document.counts
+        screen.json({"folder": str(shard.folder), "shard": shard.id.number, "of": shard.id.of, **counts})
+        return
+    if not screen.quiet:
+        screen.result(f"shard {shard.id} is complete in {visible(str(shard.folder))}")
+    screen.note(f"next: when all {shard.id.of} shards are complete, merge their folders with `memlens merge`")
+
+
+@with_settings(ValueSettings, RunSettings)
+@with_screen(json=True)
+def values(screen: Screen, index: IndexFolder, model: ModelNow = None, **options: Any) -> None:
+    """Find the tokens that every value promotes and demotes."""
+    opened = memlens.Index(index)
+    with ProgressBar(screen) as progress:
+        from memlens.index.memory import summarize_values
+
+        memlens.values(opened, model=model, progress=progress, **options)
+    summary = summarize_values(opened)
+    if screen.as_json:
+        screen.json(summary)
+        return
+    if screen.quiet:
+        return
+    agree, compared = summary["agree"], summary["with_target"]
+    over = "" if summary["vocabulary"] == "all" else f", over {summary['vocabulary']} tokens"
+    facts = {
+        "model": summary["model"],
+        "values": f"{summary['memories']:,}, read {summary['reading']}, {summary['top']} tokens at each end{over}",
+        "max p": f"median {number(summary['median_max_p'])}",
+        "agreement": f"{agree:,} of {compared:,} ({percent(agree / compared if compared else None)}): "
+        "the top token follows the top trigger",
+    }
+    if summary["undertrained_on_top"]:
+        share = percent(summary["undertrained_on_top"] / summary["memories"])
+        facts["undertrained"] = f"{share} promote an undertrained token most (see --vocabulary trained)"
+    screen.facts(facts)
+    screen.result()
+    screen.result(Text("most confident values", "dim"))
+    rows = [
+        [row["name"], Text(quoted(row["text"], 24), "cyan"), number(row["p"]), _yes_or_no(row["agrees"])]
+        for row in summary["most_confident"]
+    ]
+    screen.table(["memory", "token", "p", "agrees"], rows)
+    screen.note(f"next: {command_line('experiment', summary['index'], 'all')}")
+
+
+def _yes_or_no(agrees: bool | None) -> Text | None:
+    return None if agrees is None else Text("yes", "green") if agrees else Text("no")
+
+
+_BROWSE = "List instead of compute (choose one)"
+_EXPLAIN = "Ask a language model for descriptions"
+
+
+@with_settings(PatternSettings)
+@with_screen(json=True)
+def patterns(
+    screen: Screen,
+    index: IndexFolder,
+    related: Annotated[
+        str | None,
+        typer.Option(metavar="MEMORY", help="List the memories related to this one.", rich_help_panel=_BROWSE),
+    ] = None,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="List patterns that several memories share.", rich_help_panel=_BROWSE)
+    ] = False,
+    duplicates: Annotated[
+        bool,
+        typer.Option("--duplicates", help="List memories with mostly equal triggers.", rich_help_panel=_BROWSE),
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of entries to list. Default: 20.", rich_help_panel=_BROWSE)
+    ] = None,
+    explainer: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="OpenAI-compatible endpoint to ask.", rich_help_panel=_EXPLAIN),
+    ] = None,
+    explainer_model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Model to ask for. Default: default.", rich_help_panel=_EXPLAIN),
+    ] = None,
+    memory: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MEMORY", help="Memory to describe (repeatable).", rich_help_panel=_EXPLAIN),
+    ] = None,
+    **options: Any,
+) -> None:
+    """Find what the triggers of each memory have in common."""
+    modes = {"--related": related is not None, "--shared": shared, "--duplicates": duplicates}
+    modes["--explainer"] = explainer is not None
+    selected = [mode for mode, is_selected in modes.items() if is_selected]
+    if len(selected) > 1:
+        raise SettingError(f"{' and '.join(selected)} exclude each other; choose one")
+    given = {option_name(name): value for name, value in options.items()}
+    given |= {"--limit": limit, "--explainer-model": explainer_model, "--memory": memory}
+    allowed: dict[str, list[str]] = {
+        "--explainer": ["--explainer-model", "--memory", "--seed"],
+        "": list(map(option_name, options)),
+    }
+    mode = selected[0] if selected else ""
+    refuse_others(mode or "finding patterns", given, allowed.get(mode, ["--limit"]))
+    opened = memlens.Index(index)
+    if mode == "--explainer":
+        _explain(screen, opened, str(explainer), explainer_model or "default", memory or [], options.get("seed", 0))
+    elif mode:
+        _list_related(screen, opened, related, shared, 20 if limit is None else limit)
+    else:
+        with ProgressBar(screen) as progress:
+            memlens.patterns(opened, progress=progress, **options)
+        if not opened.has("tokens"):
+            screen.note("run `memlens values` and then this again to find classes of last words (months, countries)")
+        _print_patterns_by_layer(screen, opened)
+
+
+def _print_patterns_by_layer(screen: Screen, index: memlens.Index) -> None:
+    from memlens.experiments.patterns import KINDS, compute
+    from memlens.pattern.table import say_chance, say_ends
+
+    layers = compute(index)
+    settings = index.manifest.patterns
+    assert settings is not None  # written by the caller
+    if screen.as_json:
+        screen.json({"index": str(index.folder), **settings.content, "layers": layers})
+        return
+    if screen.quiet:
+        return
+    rows = [
+        [layer["layer"], layer["memories"], layer["patterned_memories"]]
+        + [percent(layer[kind] / layer["prefixes"]) if layer["prefixes"] else "" for kind in KINDS]
+        for layer in layers
+    ]
+    screen.table(["layer", "memories", "with pattern", "shallow", "semantic", "both", "not covered"], rows)
+    for sentence in (*say_chance(settings), *say_ends(settings)):
+        screen.note(sentence)
+
+
+def _list_related(screen: Screen, index: memlens.Index, related: str | None, shared: bool, limit: int) -> None:
+    """List related memories, shared patterns, or (with neither) duplicates."""
+    if limit < 1:
+        raise SettingError(f"--limit is {limit}; it must be 1 or more")
+    from memlens.pattern.related import duplicates, related_memories, shared_patterns
+
+    if related is not None:
+        memories = related_memories(index, related, limit)
+        heads = ["memory", "equal triggers", "equal tokens", "equal patterns"]
+        rows: list[list[Any]] = [
+            [str(one.name), one.triggers, "" if one.tokens is None else one.tokens, ", ".join(one.patterns)]
+            for one in memories
+        ]
+        _print_list(screen, memories, heads, rows)
+    elif shared:
+        patterns = shared_patterns(index, limit)
+        rows = [[len(one.memories), one.description, one.kind, " ".join(map(str, one.memories))] for one in patterns]
+        _print_list(screen, patterns, ["memories", "pattern", "kind", "which"], rows)
+    else:
+        pairs = duplicates(index)[:limit]
+        rows = [[str(pair.one), str(pair.other), pair.shared, f"{pair.jaccard:.2f}"] for pair in pairs]
+        _print_list(screen, pairs, ["memory", "other", "equal triggers", "Jaccard"], rows)
+
+
+def _explain(screen: Screen, index: memlens.Index, url: str, model: str, memories: list[str], seed: int) -> None:
+    from memlens.pattern.explainer import Explainer, propose
+
+    if not memories:
+        raise SettingError("--explainer needs --memory, like --memory L3N51 (repeatable)")
+    names = [index.check(name) for name in memories]
+    endpoint = Explainer(url, model)
+    proposals = [propose(index, name, endpoint, seed) for name in names]
+    rows = [[str(one.memory), one.by, one.detection_text, one.description] for one in proposals]
+    _print_list(screen, proposals, ["memory", "proposed by", "detection", "proposal"], rows)
+
+
+def _print_list(screen: Screen, records: Sequence[Any], heads: list[str], rows: list[list[Any]]) -> None:
+    """Print records as JSON or as rows of a table."""
+    if screen.as_json:
+        screen.json(records)
+    elif rows:
+        screen.table(heads, rows, wrap=True)
+    else:
+        screen.note("none found")
+
+
+_ROLE_WIDTH, _COUNT_WIDTH = 18, 8  # columns of the table of roles by layer
+
+
+@with_settings(RoleSettings)
+@with_screen(json=True)
+def roles(
+    screen: Screen,
+    index: IndexFolder,
+    model: ModelNow = None,
+    effects: Annotated[
+        bool,
+        typer.Option("--effects", help="Silence the memories of each role, and random groups of equal norm."),
+    ] = False,
+    **options: Any,
+) -> None:
+    """Classify every memory by its role: token, n-gram, positional, entropy and others."""
+    opened = memlens.Index(index)
+    if effects:
+        refuse_others("--effects", {option_name(name): value for name, value in options.items()}, ["--seed"])
+        _print_effects(screen, opened, model, RoleSettings(**options).seed)
+        return
+    with ProgressBar(screen) as progress:
+        memlens.roles(opened, model=model, progress=progress, **options)
+    from memlens.role.table import roles_by_layer
+
+    layers = roles_by_layer(opened)
+    if screen.as_json:
+        screen.json({"index": str(opened.folder), **opened.manifest.content["roles"], "layers": layers})
+        return
+    if screen.quiet:
+        return
+    shown = ["memories", *(role for role in ROLES if any(layer.roles[role] for layer in layers)), "none"]
+    per_table = max((screen.out.width - _ROLE_WIDTH) // _COUNT_WIDTH, 1)
+    for start in range(0, len(layers), per_table):
+        part = layers[start : start + per_table]
+        counts = [{"memories": layer.memories, **layer.roles, "none": layer.none} for layer in part]
+        rows = [[name, *(count[name] or "" for count in counts)] for name in shown]
+        screen.table(["layer", *(str(layer.layer) for layer in part)], rows)
+    if not opened.has("counts"):
+        screen.note("the positional role needs counts by position, which this index lacks; scan again with --fresh")
+    screen.note("a memory may have several roles; docs/roles.md states the rules")
+    screen.note(f"next: {command_line('search', opened.folder, '--role', 'token')}")
+
+
+def _print_effects(screen: Screen, index: memlens.Index, model: str | None, seed: int) -> None:
+    from memlens.role.effects import role_effects
+    from memlens.role.table import write_effects
+
+    for table in ("roles", "values"):
+        index.path(table)  # raises before a model is loaded
+    with ProgressBar(screen) as progress:
+        effects = role_effects(index, index.load_model(model), seed=seed, progress=progress)
+    write_effects(index, effects, seed)
+    if screen.as_json:
+        screen.json(effects)
+        return
+    rows = []
+    for effect in effects:
+        difference = "" if effect.difference is None else f"{effect.difference:+.3g}"
+        if difference and effect.low is not None:
+            difference += f" ({effect.low:+.3g} to {effect.high:+.3g})"
+        has_norms = effect.norm is not None and effect.random_norm is not None
+        rows.append(
+            [
+                effect.role,
+                effect.memories,
+                effect.measure,
+                *(
+                    "" if value is None else number(value)
+                    for value in (effect.change, max(effect.random, default=None))
+                ),
+                difference,
+                f"{number(effect.norm or 0)} : {number(effect.random_norm or 0)}" if has_norms else "",
+                effect.verdict,
+            ]
+        )
+    heads = ["silenced", "memories", "measure", "change (nats)", "random at most", "more than random"]
+    screen.table([*heads, "norm : random", "effect"], rows, optional=["norm : random", "random at most", "memories"])

@@ -1,0 +1,709 @@
+"""Lookups in an index: `show` a memory or an expert, `search` for memories, `compare` two indexes.
+
+Prefixes are aligned at their last token, so that equal endings line up; long ones are cut on the left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.cells import cell_len
+from rich.text import Text
+
+import memlens
+from memlens.cli.options import IndexFolder, ModelNow, refuse_others, refuse_unused, with_screen
+from memlens.cli.screen import Cell, Screen, command_line, fit_items
+from memlens.errors import SettingError
+from memlens.memory import ROLES, ExpertId, MemoryId, Trigger
+from memlens.settings import parse_layers
+from memlens.text import MISSING, cut_left, cut_right, letter, number, percent, plain, quoted, sparkline, visible
+
+if TYPE_CHECKING:
+    from memlens.comparison.compare import IndexComparison, MemoryChange, MemorySide
+    from memlens.index.memory import ExpertRecord, MemoryPattern, MemoryRecord, MemoryValue, TokenNumber
+    from memlens.index.search import SearchQuery, SearchResult
+
+_TOP = 10  # triggers and tokens to show by default
+_NEXT_WIDTH = 16  # columns of the token after a prefix
+_TOKEN_WIDTH = 22
+_BOS = "(BOS)"  # stands for the prefix that consists of BOS only
+_CONTINUATION = "◌"  # stands for a token that continues a character
+_END = "(end)"
+_MARK_STYLE = "bold black on yellow"
+_UNDERTRAINED = " °"
+_KEY_TOKENS = 8
+_RELATED = 5
+
+
+def suggest_memory(index: memlens.Index) -> str:
+    """Return the name of a memory that is worth showing: the one with the largest coefficient."""
+    from memlens.index.search import SearchQuery, search
+
+    (best,) = search(index, SearchQuery((), order="max", limit=1)).found
+    return str(best.name)
+
+
+@with_screen(json=True)
+def show(
+    screen: Screen,
+    index: IndexFolder,
+    memory: Annotated[
+        str, typer.Argument(metavar="MEMORY", help="A memory like L3N51, or an expert like L3E5.", show_default=False)
+    ],
+    top: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Triggers and tokens to show. Default: 10; all with --json.")
+    ] = None,
+    bottom: Annotated[bool, typer.Option("--bottom", help="Show the most negative triggers only.")] = False,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Show the coefficient at every token of a text (loads the model)."),
+    ] = None,
+    nearest: Annotated[
+        bool, typer.Option("--nearest", help="List the memories with the nearest keys and values (loads the model).")
+    ] = False,
+    model: ModelNow = None,
+) -> None:
+    """Show one memory: its triggers, their patterns, and the tokens it promotes."""
+    from memlens.index.memory import ENDS, read_expert, read_memory
+    from memlens.pattern.related import related_memories
+
+    opened = memlens.Index(index)
+    options = {"--on": on, "--nearest": nearest, "--model": model, "--bottom": bottom, "--top": top}
+    if ExpertId.find(memory) is not None:
+        refuse_others(f"an expert ({memory})", options, ["--top"])
+        expert = read_expert(opened, memory, top if screen.as_json else top or _TOP)
+        screen.json(plain(expert)) if screen.as_json else _print_expert(screen, expert)
+        return
+    if on is not None:
+        refuse_others("--on", options, ["--on", "--model"])
+        _show_on(screen, opened, memory, on, model)
+        return
+    if nearest:
+        refuse_others("--nearest", options, ["--nearest", "--model", "--top"])
+        _show_nearest(screen, opened, memory, top or _TOP, model)
+        return
+    refuse_unused({"--model": model}, "has no effect without --on or --nearest")
+    ends = ENDS[1:] if bottom else ENDS
+    record = read_memory(opened, memory, ends, top if screen.as_json else None)
+    if screen.as_json:
+        related = None if record.patterns is None else related_memories(opened, record.name)
+        screen.json(plain(record) | {"related": related})
+        return
+    _print_header(screen, record)
+    if not bottom:
+        _print_patterns(screen, record)
+    if record.lower_patterns is not None:
+        screen.result()
+        screen.result(Text(f"{_count(record.lower_patterns, 'pattern')} of the most negative triggers", "dim"))
+        _print_pattern_table(screen, record.lower_patterns)
+    if record.value is None:
+        screen.note(f"to see what its value promotes, run `{command_line('values', opened.folder)}`")
+    else:
+        _print_value(screen, opened, record.value, top or _TOP)
+    if record.patterns is None:
+        screen.note(f"to see its patterns, run `{command_line('patterns', opened.folder)}`")
+    for end in ends:
+        _print_triggers(screen, record, end, top or _TOP)
+    if not bottom:
+        _print_quadrants(screen, record)
+    if record.patterns is not None and not bottom:
+        _print_related(screen, opened, record.name)
+
+
+def _show_on(screen: Screen, index: memlens.Index, memory: str, text: str, model: str | None) -> None:
+    """Print the coefficient of a memory at every token of a text."""
+    from memlens.tracer.firing import coefficients_on
+
+    index.check(memory)  # raises before a model is loaded
+    on_text = coefficients_on(index.load_model(model), memory, text)
+    if screen.as_json:
+        screen.json(plain(on_text))
+        return
+    rows = [[quoted(token, 24), number(m)] for token, m in zip(on_text.tokens, on_text.coefficients, strict=True)]
+    screen.table(["token", "coefficient"], rows)
+
+
+def _show_nearest(screen: Screen, index: memlens.Index, memory: str, count: int, model: str | None) -> None:
+    """Print the memories whose keys, and whose values, have the largest cosine with this one's."""
+    from memlens.vocab.nearest import SIDES, nearest_memories
+
+    index.check(memory)  # raises before a model is loaded
+    loaded = index.load_model(model)
+    by_side = {side: nearest_memories(index, loaded, memory, side, count) for side in SIDES}
+    if screen.as_json:
+        screen.json(by_side)
+        return
+    for side, neighbors in by_side.items():
+        screen.result(f"nearest {side}s")
+        rows = [[str(one.name), f"{one.cosine:.3f}", Text(visible(one.summary or ""), "cyan")] for one in neighbors]
+        screen.table(["memory", "cosine", "summary"], rows, wrap=True)
+        screen.result()
+
+
+def _print_header(screen: Screen, record: MemoryRecord) -> None:
+    """Print statistics, histogram and roles."""
+    pieces = [Text.assemble((str(record.name), "bold"), f"  {visible(record.model)}")]
+    for name, value in (("max", record.max), ("mean", record.mean), ("min", record.min)):
+        pieces.append(Text.assemble((f"{name} ", "dim"), number(value)))
+    reached = f" of the {record.seen:,} prefixes that reach its expert" if record.name.kind == "routed" else ""
+    pieces.append(Text.assemble(("active on ", "dim"), percent(record.frequency), (reached or " of prefixes", "dim")))
+    if record.seen == 0:
+        pieces.append(Text("never reached: its expert is never chosen", "bold red"))
+    if record.dead:
+        pieces.append(Text("dead", "bold red"))
+    print_flowing(screen, pieces)
+    screen.result(_histogram(record))
+    if record.roles is not None and record.roles.roles:
+        numbers = [Text(f"{name} {number(value)}", "dim") for name, value in record.roles.behind.items()]
+        print_flowing(screen, [Text.assemble(("role  ", "dim"), (", ".join(record.roles.roles), "bold")), *numbers])
+
+
+def print_flowing(screen: Screen, pieces: Sequence[Text], gap: str = "   ") -> None:
+    """Print pieces one after another. A piece that does not fit starts a new line; a long piece is cut."""
+    lines: list[Text] = []
+    for piece in pieces:
+        if lines and lines[-1].cell_len + len(gap) + piece.cell_len <= screen.out.width:
+            lines[-1] = Text.assemble(lines[-1], gap, piece)
+        else:
+            line = Text.assemble("  " if lines else "", piece)
+            line.truncate(screen.out.width, overflow="ellipsis")
+            lines.append(line)
+    for line in lines:
+        screen.result(line)
+
+
+def _histogram(record: MemoryRecord) -> Text:
+    """Return the non-empty part of the histogram between its smallest and largest coefficient."""
+    counts, edges = list(record.histogram), record.histogram_edges
+    filled = [place for place, count in enumerate(counts) if count]
+    if not filled:
+        return Text("no sampled coefficients", "dim")
+    first, last = filled[0], filled[-1]
+    # the outermost bins are wider than the memory's range
+    low = "" if first == 0 else f"{max(edges[first - 1], record.min):.3g} "
+    high = "" if last == len(edges) else f" {min(edges[last], record.max):.3g}"
+    return Text.assemble((low, "dim"), sparkline(counts[first : last + 1]), (high, "dim"))
+
+
+def _count(items: Sequence[Any], noun: str) -> str:
+    return f"{len(items)} {noun}" if len(items) == 1 else f"{len(items)} {noun}s"
+
+
+def _print_patterns(screen: Screen, record: MemoryRecord) -> None:
+    """Print the summary of a memory, how many triggers its patterns cover, and each pattern with its letter."""
+    summary, patterns = record.summary, record.patterns
+    if summary is None or patterns is None:
+        return
+    screen.result()
+    screen.paragraph(Text(visible(summary.name), "bold"))
+    covered = f"{summary.covered} of {summary.triggers} triggers covered"
+    screen.result(Text(f"{_count(patterns, 'pattern')}, {covered}", "dim"))
+    _print_pattern_table(screen, patterns)
+
+
+def _print_pattern_table(screen: Screen, patterns: Sequence[MemoryPattern]) -> None:
+    rows: list[list[Any]] = [
+        [
+            Text(letter(place), "magenta"),
+            pattern.kind,
+            len(pattern.prefixes),
+            f"{pattern.confidence:.2f}",
+            *(MISSING if score is None else f"{score:.2f}" for score in (pattern.auroc, pattern.auroc_same_token)),
+            Text(visible(pattern.description), "cyan"),
+        ]
+        for place, pattern in enumerate(patterns)
+    ]
+    if rows:
+        heads = ["", "kind", "prefixes", "confidence", "AUROC", "same token", "pattern"]
+        screen.table(heads, rows, wrap=True)
+
+
+def _print_value(screen: Screen, index: memlens.Index, value: MemoryValue, count: int) -> None:
+    """Print the numbers of a value, the tokens at both ends, and the tokens that the key matches."""
+    screen.result()
+    over = "" if value.vocabulary == "all" else f", over {value.vocabulary} tokens"
+    pieces = [Text.assemble("value", (f" ({value.reading}{over})", "dim"))]
+    for name, fact in (("max p", value.max_p), ("entropy", value.entropy), ("norm", value.norm)):
+        pieces.append(Text.assemble((f"{name} ", "dim"), number(fact)))
+    print_flowing(screen, pieces)
+    screen.result(_agreement(value))
+    low, high = value.demotes[0].score, value.promotes[0].score
+    if value.histogram and low is not None and high is not None:
+        screen.result(Text.assemble(("scores ", "dim"), f"{low:.2f} ", sparkline(value.histogram), f" {high:+.2f}"))
+
+    def cells(token: TokenNumber, style: str) -> list[Cell]:
+        text = quoted(token.text, _TOKEN_WIDTH) + ("" if token.trained else _UNDERTRAINED)
+        return [Text(text, style), number(token.number)]
+
+    ends = list(zip(value.promotes[:count], value.demotes[:count], strict=True))
+    screen.table(["promotes", "p", "demotes", "p"], [cells(up, "green") + cells(down, "red") for up, down in ends])
+    if any(not token.trained for pair in ends for token in pair):
+        command = command_line("values", index.folder, "--vocabulary", "trained")
+        screen.paragraph(Text(f"{_UNDERTRAINED.strip()} undertrained token; to leave them out: {command}", "dim"))
+    if value.key:
+        head = "its key matches  "
+        tokens = fit_items([Text(quoted(token.text, _TOKEN_WIDTH)) for token in value.key[:_KEY_TOKENS]], gap=" ")
+        screen.result(Text.assemble((head, "dim"), tokens(screen.out.width - len(head))))
+
+
+def _agreement(value: MemoryValue) -> Text:
+    if value.target_text is None:
+        return Text("agreement is undefined: no token follows its top trigger", "dim")
+    target = quoted(value.target_text, _TOKEN_WIDTH)
+    if value.agrees:
+        return Text.assemble(("✓ agrees", "bold green"), (": its top token follows its top trigger, ", "dim"), target)
+    return Text.assemble(("✗ ", "bold"), (f"{target} follows its top trigger, rank {value.target_rank:,} here", "dim"))
+
+
+def _print_triggers(screen: Screen, record: MemoryRecord, end: str, count: int) -> None:
+    triggers = record.triggers[end]
+    if not triggers:
+        if end == "top" or len(record.triggers) == 1:
+            side = "positive" if end == "top" else "negative"
+            screen.result()
+            screen.result(f"no {end} triggers: no prefix has a {side} coefficient, or the scan did not keep them")
+        return
+    screen.result()
+    screen.result(f"{end} triggers ({min(count, len(triggers))} of {len(triggers)})")
+    letters: list[str] | None = None
+    if record.patterns and end == "top":
+        letters = ["".join(map(letter, record.patterns_of(trigger.rank))) for trigger in triggers[:count]]
+    _print_trigger_table(screen, triggers[:count], letters)
+
+
+def _print_trigger_table(
+    screen: Screen, triggers: Sequence[Trigger], letters: Sequence[str] | None = None, head: str = "coeff."
+) -> None:
+    """Print one row per trigger; `letters` are the patterns that each of them has."""
+    rows: list[list[Any]] = []
+    for place, trigger in enumerate(triggers):
+        following = Text(_END, "dim")
+        if trigger.next_text is not None:
+            following = Text(cut_right(visible(trigger.next_text), _NEXT_WIDTH), "cyan")
+        marks = [] if letters is None else [Text(letters[place], "magenta")]
+        rows.append(
+            [trigger.rank, number(trigger.coefficient), *marks, _mark_prefix(trigger, screen.styled), following]
+        )
+    heads = ["#", head, *([] if letters is None else ["has"]), "prefix", "next"]
+    screen.table(heads, rows, align_right=["prefix"] if screen.out.is_terminal else [])
+
+
+def _mark_prefix(trigger: Trigger, styled: bool) -> Callable[[int], Text]:
+    """Return a table cell with a prefix, its last token highlighted by color or by « and »."""
+    marks = ("", "") if styled else ("«", "»")
+    token = (visible(trigger.token) or _CONTINUATION) if trigger.prefix.position >= 0 else _BOS
+    before = visible(trigger.before)
+
+    def cell(width: int) -> Text:
+        room = width - len("".join(marks))
+        shown = cut_left(token, room)
+        rest = cut_left(before, room - cell_len(shown))
+        return Text.assemble(rest, marks[0], (shown, _MARK_STYLE if styled else ""), marks[1], no_wrap=True)
+
+    return cell
+
+
+def _print_quadrants(screen: Screen, record: MemoryRecord) -> None:
+    for quadrant in record.quadrants or ():
+        signs = " and ".join(
+            f"{side} {'above' if sign == '+' else 'below'} 0"
+            for side, sign in zip(("gate", "input"), quadrant.quadrant, strict=True)
+        )
+        screen.result()
+        screen.result(f"{quadrant.quadrant}  {signs}: {percent(quadrant.share)} of prefixes")
+        if quadrant.triggers:
+            _print_trigger_table(screen, quadrant.triggers)
+
+
+def _print_related(screen: Screen, index: memlens.Index, memory: MemoryId) -> None:
+    """Print the memories that have most in common with this one."""
+    from memlens.pattern.related import related_memories
+
+    rows: list[list[Any]] = [
+        [str(other.name), other.triggers, other.tokens, ", ".join(other.patterns) or MISSING]
+        for other in related_memories(index, memory, _RELATED)
+    ]
+    if rows:
+        screen.result()
+        screen.result("related memories")
+        screen.table(["memory", "equal triggers", "equal tokens", "equal patterns"], rows, wrap=True)
+
+
+def _print_expert(screen: Screen, expert: ExpertRecord) -> None:
+    """Print how often an expert is chosen, for which tokens, what its router matches, and its strongest memories."""
+    dead = f", {expert.dead:,} of them dead" if expert.dead else ""
+    screen.result(
+        Text.assemble((str(expert.name), "bold"), f"  {visible(expert.model)}   {expert.memories:,} memories{dead}")
+    )
+    if expert.chosen is None:
+        screen.result("shared: every token reaches it")
+    elif expert.chosen == 0:
+        screen.result(Text("never chosen in this corpus", "bold red"))
+    else:
+        share = f"chosen for {expert.chosen:,} prefixes ({percent(expert.share or 0)}), mean weight "
+        screen.paragraph(f"{share}{number(expert.weight or 0)}; a prefix goes to {expert.top_k or 0:.3g} experts")
+    if expert.tokens:
+        screen.result()
+        screen.result(f"last tokens of {expert.drawn:,} random prefixes that reach it")
+        screen.paragraph(Text("  ".join(f"{quoted(token.text)} {percent(token.number)}" for token in expert.tokens)))
+    if expert.router:
+        screen.result()
+        screen.result("tokens whose embedding its router row matches")
+        screen.paragraph(Text("  ".join(quoted(token.text) for token in expert.router)))
+    if expert.heaviest:
+        screen.result()
+        screen.result("prefixes with the largest weights")
+        _print_trigger_table(screen, expert.heaviest, head="weight")
+    screen.result()
+    screen.result("memories with the largest coefficients")
+    rows = [[str(one.name), number(one.max), percent(one.frequency), one.summary] for one in expert.strongest]
+    screen.table(["memory", "max", "active on", "summary"], rows, wrap=True)
+
+
+_PLACES = ("triggers", "values", "patterns", "name", "fires")
+_CHOICES = {
+    "--class": ("none", "shallow", "semantic", "both"),
+    "--agreement": ("yes", "no"),
+    "--role": ROLES,
+    "--order": ("max", "frequency", "mean", "max_p", "relative", "effect"),
+}
+_TOKENS_SHOWN = 12
+_TRIGGERS, _VALUES, _FILTERS = "Matching in triggers", "Matching in values and patterns", "Filters"
+
+_Query = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="QUERY",
+        help="Text to find; in values, one or more tokens. Without it, all memories in --order.",
+        show_default=False,
+    ),
+]
+_Place = Annotated[
+    str,
+    typer.Option(
+        "--in",
+        metavar="|".join(_PLACES),
+        help="Search the triggers, promoted tokens, patterns or names of memories, or find the memories that fire on "
+        "the text (loads the model).",
+    ),
+]
+_Ends = Annotated[bool, typer.Option("--ends", help="Match at the end of a trigger only.", rich_help_panel=_TRIGGERS)]
+_IgnoreCase = Annotated[
+    bool | None,
+    typer.Option(
+        "--ignore-case/--match-case",
+        "-i",
+        help="Ignore or match case. Default: ignore, unless the text has capitals.",
+        show_default=False,
+        rich_help_panel=_TRIGGERS,
+    ),
+]
+_Substring = Annotated[
+    bool,
+    typer.Option("--substring", help="Match within tokens and words.", rich_help_panel=_VALUES),
+]
+_Bottom = Annotated[
+    bool, typer.Option("--bottom", help="Find memories that demote the token.", rich_help_panel=_VALUES)
+]
+_Layers = Annotated[str | None, typer.Option(metavar="0-5,11", help="Layers to search.", rich_help_panel=_FILTERS)]
+_Kind = Annotated[
+    str | None,
+    typer.Option(
+        "--class",
+        metavar="|".join(_CHOICES["--class"]),
+        help="Kinds of patterns that the triggers share.",
+        rich_help_panel=_FILTERS,
+    ),
+]
+_Agreement = Annotated[
+    str | None,
+    typer.Option(
+        metavar="yes|no", help="Whether the value's top token follows the top trigger.", rich_help_panel=_FILTERS
+    ),
+]
+_Role = Annotated[str | None, typer.Option(metavar="ROLE", help=f"Role: {', '.join(ROLES)}.", rich_help_panel=_FILTERS)]
+_Order = Annotated[
+    str | None,
+    typer.Option(
+        metavar="|".join(_CHOICES["--order"]),
+        help="Sort order without QUERY (default: max), or with --in fires (default: relative).",
+    ),
+]
+
+
+@with_screen(json=True)
+def search(
+    screen: Screen,
+    index: IndexFolder,
+    query: _Query = None,
+    place: _Place = "triggers",
+    limit: Annotated[int, typer.Option(metavar="N", help="Memories to list.")] = 20,
+    order: _Order = None,
+    ends: _Ends = False,
+    ignore_case: _IgnoreCase = None,
+    substring: _Substring = False,
+    bottom: _Bottom = False,
+    layers: _Layers = None,
+    kind: _Kind = None,
+    agreement: _Agreement = None,
+    role: _Role = None,
+    model: ModelNow = None,
+) -> None:
+    """Find memories by their triggers, promoted tokens (--in values), patterns or names."""
+    from memlens.index import search as engine
+
+    opened = memlens.Index(index)
+    choices = {"--class": kind, "--agreement": agreement, "--role": role, "--order": order}
+    for option, choice in choices.items():
+        if choice is not None and choice not in _CHOICES[option]:
+            raise SettingError(f"{option} is '{choice}'; choose one of: {', '.join(_CHOICES[option])}")
+    matching = {"--ends": ends, "--ignore-case or --match-case": ignore_case is not None, "--substring": substring}
+    if place == "fires":
+        refuse_others("--in fires", {**matching, "--bottom": bottom, **choices}, ["--order"])
+        _search_firing(screen, opened, query or [], order, layers, limit, model)
+        return
+    refuse_unused({"--model": model}, "has no effect without --in fires")
+    if not query:
+        refuse_unused(matching, "has no effect without QUERY")
+    if order in ("relative", "effect"):
+        raise SettingError(f"--order {order} needs --in fires; choose max, frequency, mean or max_p")
+    if query and order is not None:
+        raise SettingError("--order has no effect with QUERY; leave it out")
+    filters: dict[str, Any] = {"kind": kind, "agreement": agreement, "role": role, "order": order or "max"}
+    asked = engine.SearchQuery(
+        tuple(query or ()),
+        place=place,  # type: ignore[arg-type]  # checked by SearchQuery
+        layers=None if layers is None else parse_layers(layers),
+        limit=limit,
+        ends=ends,
+        ignore_case=ignore_case,
+        substring=substring,
+        bottom=bottom,
+        **filters,
+    )
+    result = engine.search(opened, asked)
+    if screen.as_json:
+        screen.json(result)
+    else:
+        _print_matches(screen, opened, asked, result)
+
+
+def _search_firing(
+    screen: Screen,
+    index: memlens.Index,
+    query: list[str],
+    order: str | None,
+    layers: str | None,
+    limit: int,
+    model: str | None,
+) -> None:
+    """Print the memories that fire on a text."""
+    from memlens.tracer.firing import fires_on
+    from memlens.tracer.result import FIRING_ORDERS
+
+    if len(query) != 1:
+        raise SettingError(f"--in fires reads one text, but {len(query)} were given; put the text in quotes")
+    if (order or "relative") not in FIRING_ORDERS:
+        raise SettingError(f"--order is '{order}'; with --in fires choose one of: {', '.join(FIRING_ORDERS)}")
+    selected = None if layers is None else parse_layers(layers)
+    loaded = index.load_model(model)
+    result = fires_on(loaded, query[0], index=index, order=order or "relative", layers=selected, limit=limit)
+    if screen.as_json:
+        screen.json(result)
+        return
+    rows = [
+        [
+            str(hit.name),
+            percent(hit.relative),
+            number(hit.coefficient),
+            quoted(hit.token, 16),
+            f"{hit.effect:+.3f}",
+            Text(visible(hit.summary or ""), "cyan"),
+        ]
+        for hit in result.found
+    ]
+    screen.table(["memory", "of its range", "m", "at", "effect", "summary"], rows, wrap=True)
+    screen.note(f"{result.total:,} memories fire; effects are on the logit of {quoted(result.prediction.text, 20)}")
+
+
+def _print_matches(screen: Screen, index: memlens.Index, query: SearchQuery, result: SearchResult) -> None:
+    if result.note:
+        screen.note(result.note)
+    if not result.found:
+        screen.note(_describe_no_match(index, query))
+        return
+    _print_match_table(screen, query, result.found)
+    if result.total > len(result.found):
+        screen.note(f"{len(result.found)} of {result.total:,} memories listed; see more with --limit")
+
+
+def _describe_no_match(index: memlens.Index, query: SearchQuery) -> str:
+    texts = " or ".join(f"'{visible(text)}'" for text in query.texts)
+    if query.texts and query.place == "values":
+        end = "bottom" if query.bottom else "top"
+        return f"no value has {texts} among its {index.manifest.values.top} {end} tokens"
+    if query.texts and query.place == "patterns":
+        return f"no memory has a pattern with '{visible(query.text)}'"
+    return f"no memory has {texts} in its {query.place}" if query.texts else "no memory passes these filters"
+
+
+def _print_match_table(screen: Screen, query: SearchQuery, hits: Any) -> None:
+    """Print the memories that a search found, with columns that depend on the place searched."""
+    if not query.texts or query.place == "name":
+        heads = ["memory", *([query.order] if not query.texts else []), "summary"]
+        rows: list[list[Any]] = [
+            [
+                str(hit.name),
+                *([number(hit.number)] if not query.texts else []),
+                Text(visible(hit.summary or ""), "cyan"),
+            ]
+            for hit in hits
+        ]
+        screen.table(heads, rows, wrap=True)
+    elif query.place == "triggers":
+        has_bottom = any(hit.end == "bottom" for hit in hits)
+        heads = ["memory", *(["end"] if has_bottom else []), "matches", "rank", "prefix"]
+        rows = [
+            [
+                str(hit.name),
+                *([hit.end] if has_bottom else []),
+                hit.matches,
+                hit.trigger.rank,
+                _mark_prefix(hit.trigger, screen.styled),
+            ]
+            for hit in hits
+        ]
+        screen.table(heads, rows, align_right=["prefix"] if screen.out.is_terminal else [])
+    elif query.place == "patterns":
+        rows = [
+            [
+                str(hit.name),
+                hit.kind,
+                hit.prefixes,
+                f"{hit.confidence:.2f}",
+                Text(visible(hit.description), "cyan"),
+            ]
+            for hit in hits
+        ]
+        screen.table(["memory", "kind", "prefixes", "confidence", "pattern"], rows, wrap=True)
+    else:
+        style = "red" if query.bottom else "green"
+        rows = [[str(hit.name), number(hit.p), hit.rank + 1, Text(_join_tokens(hit.tokens), style)] for hit in hits]
+        screen.table(["memory", "p", "rank", "demotes" if query.bottom else "promotes"], rows)
+
+
+def _join_tokens(tokens: Any) -> str:
+    shown = "  ".join(
+        quoted(token.text, 20) + (f" {number(token.p)}" if len(tokens) > 1 else "") for token in tokens[:_TOKENS_SHOWN]
+    )
+    return shown + (f"  and {len(tokens) - _TOKENS_SHOWN} more" if len(tokens) > _TOKENS_SHOWN else "")
+
+
+_MEASURES = {"prefixes": "trigger prefixes", "endings": "last tokens of triggers", "tokens": "promoted tokens"}
+
+
+@with_screen(json=True)
+def compare(
+    screen: Screen,
+    index: IndexFolder,
+    other: Annotated[
+        str, typer.Argument(metavar="OTHER", help="Index to compare with; may be the same.", show_default=False)
+    ],
+    by: Annotated[
+        str, typer.Option(metavar="triggers|values|patterns|roles", help="Property to compare.")
+    ] = "triggers",
+    top: Annotated[int, typer.Option(metavar="N", help="Memories to list.")] = 20,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A:B", help="Match the memories of two layers by similarity. Default: memories of the same name."
+        ),
+    ] = None,
+    alike: Annotated[
+        bool | None,
+        typer.Option("--alike/--changed", help="What to list first. Default: changed; alike with --layers."),
+    ] = None,
+) -> None:
+    """Find the memories that changed most between two indexes, or the most similar ones of two layers."""
+    from memlens.comparison.compare import compare_indexes
+
+    comparison = compare_indexes(memlens.Index(index), memlens.Index(other), by=by, layers=layers, top=top, alike=alike)
+    if screen.as_json:
+        screen.json(comparison)
+        return
+    before, after = (visible(model) for model in comparison.models)
+    facts = [
+        "one model" if comparison.same_model else "two models",
+        "one corpus" if comparison.same_corpus else "two corpora",
+        f"compared by {_MEASURES.get(comparison.measure, comparison.measure)}",
+        "most alike first" if comparison.alike else "most changed first",
+    ]
+    models = Text.assemble((before, "bold"), (" → ", "dim"), (after, "bold"))
+    print_flowing(screen, [models, *(Text(fact, "dim") for fact in facts)], gap=", ")
+    screen.result()
+    rows: list[list[Any]] = [
+        [
+            str(layer.layer) if layer.layer == layer.other else f"{layer.layer}:{layer.other}",
+            layer.memories,
+            layer.matched,
+            percent(layer.mean_change),
+            layer.unchanged,
+            layer.replaced,
+        ]
+        for layer in comparison.layers
+    ]
+    screen.table(["layer", "memories", "compared", "mean change", "unchanged", "all new"], rows)
+    if not comparison.changes:
+        screen.note("no memory has a counterpart")
+        return
+    screen.result()
+    _print_changes(screen, comparison)
+
+
+def _print_changes(screen: Screen, comparison: IndexComparison) -> None:
+    rows = []
+    for change in comparison.changes:
+        before, after = change.before, change.after
+        same_name = before.memory == after.memory
+        coefficients = [MISSING if side.coefficient is None else number(side.coefficient) for side in (before, after)]
+        rows.append(
+            [
+                str(before.memory) if same_name else f"{before.memory} → {after.memory}",
+                percent(change.change),
+                _describe_overlap(comparison, change),
+                " → ".join(coefficients),
+                _describe_side(comparison.by, before),
+                _describe_side(comparison.by, after),
+            ]
+        )
+    heads = ["memory", "change", "shared", "strongest", "before", "after"]
+    screen.table(heads, rows, optional=["strongest", "shared"])
+
+
+def _describe_overlap(comparison: IndexComparison, change: MemoryChange) -> str:
+    measures = {"prefixes": change.triggers, "endings": change.endings, "tokens": change.values, "roles": change.roles}
+    overlap = measures.get(comparison.measure, change.patterns)
+    return MISSING if overlap is None else f"{overlap.shared} of {overlap.a} | {overlap.b}"
+
+
+def _describe_side(by: str, side: MemorySide) -> Cell:
+    """Return a table cell: roles, name, promoted tokens, or the best trigger cut on the left."""
+    if by == "roles":
+        return Text(", ".join(side.roles or ()) or "no role")
+    if by == "patterns":
+        return Text(visible(side.name or "no pattern"))
+    if by == "values":
+        p = "" if side.max_p is None else f"{side.max_p:.2f} "
+        tokens = [Text(quoted(token, 14)) for token in side.promotes[:6]]
+        return lambda width: Text.assemble((p, "dim"), fit_items(tokens, gap=" ")(width - len(p)))
+    if not side.triggers:
+        return Text("no triggers", "dim")
+    before, token = (visible(part) for part in side.triggers[0])
+
+    def cell(width: int) -> Text:
+        shown = cut_left(token, width)
+        return Text.assemble((cut_left(before, width - cell_len(shown)), "dim"), (shown, "bold"))
+
+    return cell

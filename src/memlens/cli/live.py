@@ -1,0 +1,514 @@
+"""Verbs that run the model on a text: `trace` one prompt, `probe` for a concept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+import memlens
+from memlens.cli.explore import print_flowing
+from memlens.cli.options import (
+    Device,
+    Force,
+    IndexDtype,
+    ModelNow,
+    ModelOrIndex,
+    refuse_others,
+    refuse_unused,
+    with_screen,
+    with_settings,
+)
+from memlens.cli.screen import Cell, ProgressBar, Screen, command_line, fit_items
+from memlens.errors import SettingError
+from memlens.files import refuse_output
+from memlens.settings import ProbeSettings, option_name
+from memlens.text import MISSING, cut_left, number, plain, quoted, tail, visible
+
+if TYPE_CHECKING:
+    from memlens.models.memory_model import MemoryModel
+    from memlens.probing.probe import ProbeResult, ProbeScore
+    from memlens.probing.saved import Prediction, SparseProbe
+    from memlens.tracer.intervene import Continuation
+    from memlens.tracer.intervention import Edit, Intervention
+    from memlens.tracer.result import InterventionEffect, LayerTrace, Token, TokenShare, Trace, TracedMemory
+
+_EDITS, _TEXT = "Edit memories", "Generate text"
+_TOKEN_WIDTH = 14  # columns of a token in quotes
+_MIN_PROMPT_WIDTH = 20
+_MEMORIES = 10  # memories listed below the layers
+_CASE_STYLES = {"composition": "yellow", "ffn": "green", "reversal": "red"}
+
+_Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="L3N51=0",
+        help="Silence (=0), set (=3.5) or scale (=x2) a memory, or silence a layer (L3=0). Repeatable.",
+        rich_help_panel=_EDITS,
+    ),
+]
+_At = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--at",
+        metavar="N",
+        help="Token position where --set applies (repeatable). Default: everywhere.",
+        rich_help_panel=_EDITS,
+    ),
+]
+
+
+@with_screen(json=True)
+def trace(
+    screen: Screen,
+    model: ModelOrIndex,
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text to trace.", show_default=False)],
+    top: Annotated[int, typer.Option(metavar="K", help="Tokens and memories to list per layer.")] = 3,
+    position: Annotated[
+        int, typer.Option(metavar="N", help="Token position to trace, from 0; -1 is the last one.")
+    ] = -1,
+    token: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Token to explain. Default: the model's prediction.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Explain the logit difference between --token and this token.")
+    ] = None,
+    sets: _Sets = None,
+    at: _At = None,
+    file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Replay a saved intervention.", rich_help_panel=_EDITS)
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Save the intervention as JSON.", rich_help_panel=_EDITS)
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Let --save replace a file that memlens did not write.", rich_help_panel=_EDITS),
+    ] = False,
+    generate: Annotated[int, typer.Option(metavar="N", min=0, help="Tokens to generate.", rich_help_panel=_TEXT)] = 0,
+    temperature: Annotated[
+        float, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy.", rich_help_panel=_TEXT)
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed for sampling.", rich_help_panel=_TEXT)] = 0,
+    where: ModelNow = None,
+    device: Device = "auto",
+    dtype: IndexDtype = None,
+) -> None:
+    """Trace a prompt: the active memories of each layer, what they promote, and what the layer predicts."""
+    intervention = _read_intervention(sets or [], at, file)
+    if save is not None and intervention is None:
+        raise SettingError(f"there is no intervention to save in {save}; add --set")
+    if save is None:
+        refuse_unused({"--force": force}, "has no effect without --save")
+    else:
+        from memlens.tracer.intervention import is_intervention
+
+        refuse_output(save, is_intervention, force=force)  # before the model is loaded
+    if not generate and (temperature != 0 or seed != 0):
+        raise SettingError("--temperature and --seed have no effect without --generate")
+    if temperature == 0 and seed != 0:
+        raise SettingError("--seed has no effect with --temperature 0; leave it out")
+    from memlens.tracer.prompt import open_model
+
+    loaded, index = open_model(model, where=where, device=device, dtype=dtype)
+    if intervention is not None and (screen.as_json or save is not None or file is not None):
+        intervention = intervention.meant_for(loaded)  # adds the model's fingerprint, so that it can be replayed
+    result = _run_trace(loaded, index, prompt, intervention, position=position, token=token, against=against, top=top)
+    texts = _generate(loaded, prompt, generate, intervention, temperature, seed)
+    if save is not None and intervention is not None:
+        intervention.save(save, force=force)
+        screen.note(f"saved the intervention in {save}")
+    if screen.as_json:
+        screen.json(plain(result) | {"continuation": texts})
+        return
+    print_trace(screen, result if intervention is None else result.before, top)
+    if intervention is not None:
+        print_effect(screen, result)
+    print_continuations(screen, texts)
+
+
+def _read_intervention(sets: list[str], at: list[int] | None, file: Path | None) -> Intervention | None:
+    """Return the edits of --file followed by those of --set, or None without both."""
+    from memlens.tracer.intervention import Intervention
+
+    if at and not sets:
+        raise SettingError("--at has no effect without --set")
+    parts = [] if file is None else [Intervention.load(file)]
+    if sets:
+        parts.append(Intervention.parse(*sets, positions=at or None))
+        _refuse_overwritten(parts[-1].edits)
+    if not parts:
+        return None
+    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+
+def _refuse_overwritten(edits: Sequence[Edit]) -> None:
+    """Raise SettingError if an edit has no effect because a later one sets the same memory."""
+    last: dict[str, Edit] = {}
+    for edit in edits:
+        previous = last.get(edit.target, edit)
+        if edit.action != "scale" and str(previous) != str(edit):
+            raise SettingError(f"--set {previous} has no effect because --set {edit} follows it; leave one out")
+        last[edit.target] = edit
+
+
+def _run_trace(
+    model: MemoryModel, index: memlens.Index | None, prompt: str, intervention: Intervention | None, **options: Any
+) -> Any:
+    """Return a Trace, or an InterventionEffect if there are edits."""
+    from memlens.tracer.intervene import intervene
+    from memlens.tracer.trace import trace
+
+    if intervention is None:
+        return trace(model, prompt, index=index, **options)
+    # the fingerprint has been compared with the model's already, which takes time for a large model
+    effect = intervene(model, prompt, intervention.for_any(), index=index, **options)
+    return replace(effect, intervention=intervention)
+
+
+def _generate(
+    model: MemoryModel, prompt: str, count: int, intervention: Intervention | None, temperature: float, seed: int
+) -> list[Continuation]:
+    """Continue the prompt without the edits and, if there are any, with them."""
+    from memlens.tracer.intervene import generate
+
+    if not count:
+        return []
+    variants = [None] if intervention is None else [None, intervention.for_any()]
+    return [generate(model, prompt, count, edits, temperature=temperature, seed=seed) for edits in variants]
+
+
+def print_trace(screen: Screen, trace: Trace, top: int) -> None:
+    """Print the prediction, a row per layer, the parts of the logit, and the memories with the largest effect."""
+    place = f"   position {trace.position}   {visible(trace.model)}"
+    width = max(screen.out.width - Text(place).cell_len, _MIN_PROMPT_WIDTH)
+    print_flowing(screen, [Text.assemble((cut_left(visible(trace.text), width), "bold"), place)])
+    pieces = [
+        Text.assemble(("predicts ", "dim"), _share(trace.prediction)),
+        Text.assemble(("settled in layer ", "dim"), str(trace.settled)),
+    ]
+    if trace.token.id != trace.prediction.id:
+        pieces.append(Text.assemble(("traced ", "dim"), _share(trace.token), f" rank {trace.rank}"))
+    print_flowing(screen, pieces)
+    screen.result()
+    rows: list[list[Any]] = [
+        [
+            Text(str(layer.layer), "bold" if layer.layer == trace.settled else ""),
+            _share_cell(layer.residual[0]),
+            _share_cell(layer.ffn[0]),
+            fit_items([_share_cell(share) for share in layer.output[:top]]),
+            _case(layer),
+            fit_items([Text(f"{memory.memory}{memory.effect:+.2f}") for memory in layer.by_effect[:top]]),
+        ]
+        for layer in trace.layers
+    ]
+    screen.table(["layer", "residual", "ffn", "output", "case", "memories"], rows)
+    screen.result()
+    _print_parts(screen, trace)
+    screen.result()
+    _print_memories(screen, trace.memories[: max(top, _MEMORIES)], top)
+
+
+def _print_parts(screen: Screen, trace: Trace) -> None:
+    """Print the logit as a sum of its parts."""
+    whole = Text.assemble((f"{trace.logit_name} of ", "dim"), _quote(trace.token))
+    if trace.against is not None:
+        whole.append_text(Text.assemble((" and ", "dim"), _quote(trace.against)))
+    whole.append_text(Text.assemble(f" {number(trace.logit)}", (" =", "dim")))
+    parts = [Text(f"{name} {value:+.3f}") for name, value in trace.parts.items() if value != 0]
+    print_flowing(screen, [whole, *parts], gap="  ")
+    if not trace.is_plain_logit:
+        words = f"({trace.logit_name}: {trace.logit_is})".split()
+        print_flowing(screen, [Text(word, "dim") for word in words], gap=" ")
+
+
+def _print_memories(screen: Screen, memories: Sequence[TracedMemory], top: int) -> None:
+    names = ["; ".join(memory.patterns) or (f"… {memory.trigger}" if memory.trigger else "") for memory in memories]
+    heads = ["memory", "m", "effect", "promotes", "demotes", *(["known as"] if any(names) else [])]
+    rows: list[list[Any]] = [
+        [
+            str(memory.memory),
+            number(memory.coefficient),
+            f"{memory.effect:+.3f}",
+            fit_items([_token_cell(token) for token in memory.promotes[:top]], gap=" "),
+            fit_items([_token_cell(token) for token in memory.demotes[:top]], gap=" "),
+            *([Text(visible(name), "dim")] if any(names) else []),
+        ]
+        for memory, name in zip(memories, names, strict=True)
+    ]
+    screen.table(heads, rows, optional=["demotes"])
+
+
+def print_effect(screen: Screen, effect: InterventionEffect) -> None:
+    """Print the effect of the edits: in total, on the top tokens, and by layer."""
+    before, after = effect.before, effect.after
+    screen.result()
+    edits = [Text(visible(str(edit)), "bold") for edit in effect.intervention.edits]
+    print_flowing(screen, [Text("with", "dim"), *edits], gap="  ")
+    changes = [
+        Text.assemble(("KL ", "dim"), number(effect.kl)),
+        Text.assemble(
+            (f"{before.logit_name} of ", "dim"), _quote(before.token), f" {_describe_change(before.logit, after.logit)}"
+        ),
+        Text.assemble(("p ", "dim"), _describe_change(before.token.p, after.token.p)),
+    ]
+    print_flowing(screen, changes)
+    screen.result()
+    pairs = zip(before.layers[-1].output, after.layers[-1].output, strict=True)
+    tokens: list[list[Any]] = [
+        [rank, _share_cell(left), _share_cell(right)] for rank, (left, right) in enumerate(pairs, start=1)
+    ]
+    screen.table(["", "before", "after"], tokens)
+    screen.result()
+    layers: list[list[Any]] = [
+        [left.layer, _share_cell(left.output[0]), _share_cell(right.output[0]), _case(left), _case(right)]
+        for left, right in zip(before.layers, after.layers, strict=True)
+    ]
+    screen.table(["layer", "output before", "output after", "case before", "case after"], layers)
+
+
+def print_continuations(screen: Screen, texts: Sequence[Continuation]) -> None:
+    """Print the generated texts, without and with the edits."""
+    if texts:
+        screen.result()
+        shown = [Text.assemble(visible(text.prompt), (visible(text.text), "bold")) for text in texts]
+        screen.facts(dict(zip(("continuation", "with edits"), shown, strict=False)))
+
+
+def _describe_change(before: float, after: float) -> str:
+    return f"{number(before)} → {number(after)}"
+
+
+def _case(layer: LayerTrace) -> Text:
+    return Text(layer.case, _CASE_STYLES.get(layer.case, ""))
+
+
+def _share(share: TokenShare, width: int = _TOKEN_WIDTH) -> Text:
+    return Text.assemble(_quote(share, width), (f" {share.p:.2f}", "dim"))
+
+
+def _share_cell(share: TokenShare) -> Callable[[int], Text]:
+    return lambda width: _share(share, min(_TOKEN_WIDTH, width - len(" 0.00")))
+
+
+def _token_cell(token: Token) -> Callable[[int], Text]:
+    return lambda width: Text(_quote(token, min(_TOKEN_WIDTH, width)))
+
+
+def _quote(token: Token, width: int = _TOKEN_WIDTH) -> str:
+    return quoted(token.text, width)
+
+
+_USE = "Use a probe"
+
+
+@with_settings(ProbeSettings)
+@with_screen(json=True)
+def probe(
+    screen: Screen,
+    model: ModelOrIndex,
+    labels: Annotated[
+        str,
+        typer.Argument(
+            metavar="LABELS", help=".csv or .jsonl file with a text and a label per row.", show_default=False
+        ),
+    ],
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Save the best probe as JSON.", rich_help_panel=_USE)
+    ] = None,
+    apply: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Apply a saved probe to the texts in LABELS.", rich_help_panel=_USE),
+    ] = None,
+    steer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write an intervention for `memlens trace --file`; needs --towards.",
+            rich_help_panel=_USE,
+        ),
+    ] = None,
+    towards: Annotated[
+        str | None, typer.Option(metavar="LABEL", help="Label that --steer moves towards.", rich_help_panel=_USE)
+    ] = None,
+    strength: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Strength of --steer; 1 sets memories to their mean for the label. Default: 1.",
+            rich_help_panel=_USE,
+        ),
+    ] = None,
+    force: Force = False,
+    where: ModelNow = None,
+    device: Device = "auto",
+    dtype: IndexDtype = None,
+    **options: Any,
+) -> None:
+    """Find the memories that encode a concept: fit sparse probes to labeled texts."""
+    if (steer is None) != (towards is None):
+        raise SettingError("--steer and --towards need each other; give both or neither")
+    if strength is not None and (steer is None or not math.isfinite(strength)):
+        raise SettingError(f"--strength is {strength}; it must be a finite number and needs --steer")
+    if save is None and steer is None:
+        refuse_unused({"--force": force}, "has no effect without --save or --steer")
+    _check_outputs(save, steer, force)
+    place = {"where": where, "device": device, "dtype": dtype}
+    if apply is None:
+        fitted = _fit(screen, model, labels, towards, options, place)
+    else:
+        given = {option_name(name): value for name, value in options.items()}
+        refuse_others("--apply", {"--save": save, **given}, ["--column"])
+        fitted = _apply(screen, apply, model, labels, towards, ProbeSettings(**options).column, place)
+    if save is not None:
+        fitted.save(save, force=force)
+        screen.note(f"saved a probe of {len(fitted.memories)} memories in {save}")
+    if steer is not None and towards is not None:
+        fitted.steer(towards, 1.0 if strength is None else strength).save(steer, force=force)
+        screen.note(f"next: {command_line('trace', model, 'PROMPT', '--file', steer, '--generate', 20)}")
+
+
+def _check_outputs(save: Path | None, steer: Path | None, force: bool) -> None:
+    """Raise SettingError or OutputError if a file cannot be written, before anything is computed."""
+    from memlens.probing.saved import is_probe
+    from memlens.tracer.intervention import is_intervention
+
+    for path, is_ours in ((save, is_probe), (steer, is_intervention)):
+        if path is not None:
+            refuse_output(path, is_ours, force=force)
+            if not path.parent.is_dir():
+                raise SettingError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
+    if save is not None and steer is not None and save.resolve() == steer.resolve():
+        raise SettingError(f"--save and --steer both name {save}; use two files")
+
+
+def _fit(
+    screen: Screen, model: str, labels: str, towards: str | None, options: dict[str, Any], place: dict[str, Any]
+) -> SparseProbe:
+    """Fit probes to the labels and print their scores. Returns the best one."""
+    from memlens.probing.labels import check_label, read_labels
+
+    settings = ProbeSettings(**options)
+    if towards is not None:  # check it before an hour of work
+        check_label(read_labels(labels, settings.column, settings.label, settings.kind).classes, towards)
+    from memlens.probing.probe import probe as run
+
+    with ProgressBar(screen) as progress:
+        result = run(model, labels, progress=progress, **place, **options)
+    if screen.as_json:
+        screen.json(result)
+    elif not screen.quiet:
+        _print_probe(screen, model, result)
+    return result.best
+
+
+def _apply(
+    screen: Screen, file: Path, model: str, labels: str, towards: str | None, column: str, place: dict[str, Any]
+) -> SparseProbe:
+    """Apply a saved probe to the texts and print its predictions. Returns the probe."""
+    from memlens.probing.labels import check_label, read_texts
+    from memlens.probing.saved import SparseProbe
+    from memlens.tracer.prompt import open_model
+
+    saved = SparseProbe.load(file)
+    if towards is not None:
+        check_label(saved.classes, towards)
+    texts = read_texts(labels, column)
+    if not texts:
+        raise SettingError(f"{labels} holds no texts to apply the probe to")
+    loaded, _ = open_model(model, **place)
+    predictions: Sequence[Prediction] = saved.apply(loaded, texts)
+    if screen.as_json:
+        screen.json(predictions)
+    else:
+        rows = [[one.label, None if one.p is None else max(one.p.values()), _end_cell(one.text)] for one in predictions]
+        screen.table(["label", "p", "text"], rows)
+    return saved
+
+
+def _end_cell(text: str) -> Callable[[int], Text]:
+    """Return a table cell with the end of a text."""
+    shown = tail(text, 60)
+    return lambda width: Text(cut_left(shown, width), "dim")
+
+
+def _print_probe(screen: Screen, model: str, result: ProbeResult) -> None:
+    classes = ", ".join(visible(name) for name in result.classes[:8]) or "a number"
+    more = f" and {len(result.classes) - 8} more" if len(result.classes) > 8 else ""
+    screen.paragraph(
+        f"{visible(result.model)}: {classes}{more}; {result.train:,} training texts, {result.test:,} test texts; "
+        f"{result.measure} of probes on k memories of a layer"
+    )
+    if result.repeats:
+        screen.note(f"left out {result.repeats:,} repeated rows (same text and label)")
+    if result.cut:
+        screen.note(f"read only the end of {result.cut:,} texts, which exceed the model's context or --max-length")
+    screen.result()
+    _print_scores(screen, result)
+    screen.result()
+    words = next(score for score in result.scores if score.input == "words")
+    residual = max((score for score in result.scores if score.input == "residual"), key=lambda score: score.held)
+    best = f"layer {result.best.layer}, {len(result.best.memories)} memories"
+    facts = {
+        "best probe": f"{best}: {_describe_score(*result.best.score)}",
+        "residual stream": f"layer {residual.layer}: {_describe_score(residual.score, residual.low, residual.high)}",
+        "bag of words": _describe_score(words.score, words.low, words.high),
+    }
+    if result.chance is not None:
+        mean, low, high = result.chance
+        facts["shuffled labels"] = f"best probe by chance: mean {mean:.3f}, 95% from {low:.3f} to {high:.3f}"
+    screen.facts(facts)
+    screen.note("layer and k were selected on a fifth of the training texts, never on the test texts")
+    screen.result()
+    _print_probe_memories(screen, model, result)
+
+
+def _describe_score(score: float, low: float, high: float) -> str:
+    return f"{score:.3f} ({low:.3f} to {high:.3f})"
+
+
+def _print_scores(screen: Screen, result: ProbeResult) -> None:
+    """Print the score of every layer and k."""
+    by_layer: dict[int, dict[int | None, ProbeScore]] = {}
+    for score in result.scores:
+        if score.layer is not None:
+            by_layer.setdefault(score.layer, {})[score.k] = score
+    sizes: Iterable[int] = sorted({k for scores in by_layer.values() for k in scores if k is not None})
+    best = result.best.layer, len(result.best.memories)
+    rows: list[list[Any]] = []
+    for layer, scores in sorted(by_layer.items()):
+        cells = []
+        for k in (*sizes, None):
+            text = f"{scores[k].score:.3f}" if k in scores else MISSING
+            cells.append(Text(text, "bold green" if (layer, k) == best else ""))
+        rows.append([layer, *cells])
+    heads = ["layer", *(f"k={k}" for k in sizes), "residual"]
+    # on a narrow terminal, leave out small k other than 1 first
+    screen.table(heads, rows, optional=heads[2:-1])
+
+
+def _print_probe_memories(screen: Screen, model: str, result: ProbeResult) -> None:
+    has_index = any(memory.trigger is not None for memory in result.memories)
+    difference = "correlation" if result.kind == "number" else "difference"
+    rows: list[list[Any]] = []
+    for memory in result.memories:
+        cells: list[Cell] = [
+            str(memory.memory),
+            f"{memory.difference:+.2f}",
+            f"{memory.alone:.3f}",
+            fit_items([Text(quoted(token, 12), "cyan") for token in memory.promotes[:3]], gap=" "),
+        ]
+        if has_index:
+            trigger = "" if memory.trigger is None else memory.trigger.text
+            cells += [Text(visible(memory.summary or "")), _end_cell(trigger)]
+        rows.append(cells)
+    heads = ["memory", difference, "alone", "promotes", *(["known as", "top trigger"] if has_index else [])]
+    screen.table(heads, rows)
+    if has_index:
+        screen.note(f"next: {command_line('show', model, result.memories[0].memory)}")
