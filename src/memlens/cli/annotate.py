@@ -260,7 +260,7 @@ def _backup(
 def _restore(
     screen: Screen,
     context: typer.Context,
-    file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="A backup. Default: stdin.")] = None,
+    file: Annotated[str | None, typer.Argument(metavar="FILE", help="A backup. Default: stdin.")] = None,
 ) -> None:
     """Add the annotations of a backup that are missing."""
     from memlens.annotations.files import read_export, restore_text

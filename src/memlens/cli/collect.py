@@ -24,7 +24,7 @@ def collect(
     screen: Screen,
     index: IndexFolder,
     memory: Annotated[
-        str | None, typer.Argument(metavar="[MEMORY]", help="Memory to show or change, like L3N51. Default: list all.")
+        str | None, typer.Argument(metavar="MEMORY", help="Memory to show or change, like L3N51. Default: list all.")
     ] = None,
     star: Annotated[
         bool | None, typer.Option("--star/--no-star", help="Add or remove the star.", rich_help_panel=_NOTE)
