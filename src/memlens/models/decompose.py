@@ -253,13 +253,6 @@ def _biases(block: MemoryLayer, weights: Tensor) -> Tensor | None:
     return torch.stack(parts).sum(0) if parts else None
 
 
-def norm_scale(norm: Norm, states: Tensor) -> Tensor:
-    """Return the number that a norm divides each state [n, d] by, [n, 1]."""
-    if norm.centers:
-        states = states - states.mean(-1, keepdim=True)
-    return torch.sqrt(states.square().mean(-1, keepdim=True) + norm.epsilon)
-
-
 def _backwards(norm: Norm, direction: Tensor, states: Tensor) -> Tensor:
     """Return d' such that x . d' = norm(x) . direction without the norm's bias. The scale is that of `states`."""
     gain = norm.gain
@@ -268,7 +261,8 @@ def _backwards(norm: Norm, direction: Tensor, states: Tensor) -> Tensor:
     if norm.centers:
         # centering either side of a dot product gives the same result
         direction = direction - direction.mean(-1, keepdim=True)
-    return direction / norm_scale(norm, states)
+        states = states - states.mean(-1, keepdim=True)
+    return direction / torch.sqrt(states.square().mean(-1, keepdim=True) + norm.epsilon)
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:
