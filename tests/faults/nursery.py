@@ -1,7 +1,7 @@
 """Runs commands of memlens in forks of one warm process, with a fault at a chosen file-system event of each.
 
-An event is a call that opens a file for writing, syncs, renames, removes or makes a folder, a statement to SQLite (it
-hears of no error there), or sending to a server; for races also a moment before or after a look at a file. A fork
+An event is a call that opens a file for writing, syncs, renames, removes or makes a folder, or sending to a
+server; for races also a moment before or after a look at a file. A fork
 counts its events; at event number `at` it is killed, gets an error of the system or a signal. One that is stopped goes
 on when others have done what `meanwhile` says. With SHORT, no file can grow beyond a size. Each line on stdin is a
 request as JSON, each line on stdout its outcome. Only forks have their calls replaced, so that requests do not see each
@@ -159,19 +159,6 @@ def disturb(kind: str, *arguments: str) -> None:
         path.rename(away)
         Path(arguments[1]).rename(path)
         away.rename(arguments[1])
-    elif kind == "overwrite":  # as `cp` does: the files stay the same, their bytes do not
-        other = Path(arguments[1])
-        for source in [other] if other.is_file() else sorted(file for file in other.rglob("*") if file.is_file()):
-            target = path / source.relative_to(other) if path.is_dir() else path
-            target.parent.mkdir(exist_ok=True)
-            target.write_bytes(source.read_bytes())
-    elif kind == "remove":
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    elif kind == "truncate":
-        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-        if files := [file for file in files if file.stat().st_size]:
-            cut = random.Random(arguments[1]).choice(files)
-            os.truncate(cut, cut.stat().st_size // 2)
     else:
         raise ValueError(kind)
 

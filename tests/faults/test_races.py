@@ -139,19 +139,17 @@ class Scene:
         self.undisturbed = self.run()
         assert self.undisturbed.code == 0, self.undisturbed.err
         self.pages = {self.page()}
-        self.last_check = self.last_check_of_a_label()
 
     def filled(self, parts: tuple[str, ...]) -> list[str]:
         return [part.replace("{}", str(self.folder)) for part in parts]
 
-    def change(self, case: Case, seed: int) -> list[str]:
+    def change(self, case: Case) -> list[str]:
         other = {"model": "model-b", "one.txt": "two.txt", "index": "other", "new": "other", "third": "index",
                  "part1": "other-part1", "part2": "other-part2"}[case.target]  # fmt: skip
         target = f"{{}}/{case.target}"
         if case.change == "memlens":
             return self.filled(("memlens", *(target if part == "{}/index" else part for part in self.fresh)))
-        more = (str(seed),) if case.change == "truncate" else (f"{{}}/{other}",)
-        return self.filled((case.change, target, *more))
+        return self.filled((case.change, target, f"{{}}/{other}"))
 
     def run(self, at: int | None = None, *meanwhile: list[str]) -> Outcome:
         """The verb on things as they were before, stopped at an event; what it notes undisturbed is known as right."""
@@ -186,32 +184,22 @@ class Scene:
         path = self.folder / "page.html"
         return path.read_text() if path.exists() else ""
 
-    def last_check_of_a_label(self) -> int:
-        """The event at which a verb looks for the last time whether a label fits the index that is there.
-
-        `cp` over the files of an index asks for no lock: a label that was checked before is rightly saved.
-        """
-        events = self.undisturbed.events
-        saved = next((at for at, event in enumerate(events) if event.startswith("sql-COMMIT")), 0)
-        looks = [at for at in range(saved) if events[at] == "before stat index/manifest.json"]
-        return looks[-1] if looks else -1
-
-    def problem(self, outcome: Outcome, after: Outcome, is_checked: bool) -> str:
-        """A sentence about a run that ended wrongly, also of its labels if they are checked; empty if it is right."""
+    def problem(self, outcome: Outcome, after: Outcome) -> str:
+        """Describe what is wrong with a run. Return "" if it is right."""
         lines = [line for line in outcome.err.splitlines() if line.strip()]
         if outcome.code not in (0, 2) or "Traceback" in outcome.err:
             return f"exit code {outcome.code}: {outcome.err[-600:]}"
         if outcome.code == 2 and not (lines and lines[-1].startswith("memlens: ")):
             return f"no line: {outcome.err}"
         if self.verb == "serve" and outcome.code == 0:
-            return self.wrong_answers(outcome, after, is_checked)
+            return self.wrong_answers(outcome, after)
         if outcome.code == 0 and outcome.out not in (self.undisturbed.out, after.out):
             return f"prints something else: {outcome.out[:200]}"
         if self.page() not in self.pages | {""}:
             return "a page of two indexes"
-        return self.mixture() or (self.wrong_labels() if is_checked else "")
+        return self.mixture() or self.wrong_labels()
 
-    def wrong_answers(self, outcome: Outcome, after: Outcome, is_checked: bool) -> str:
+    def wrong_answers(self, outcome: Outcome, after: Outcome) -> str:
         """Each answer must be that of the old or the new index, which the server opens when it notices the change."""
         right = [[json.loads(line)[1] for line in run.out.splitlines()] for run in (self.undisturbed, after)]
         for address, line, *expected in zip(ADDRESSES, outcome.out.splitlines(), *right, strict=False):
@@ -220,7 +208,7 @@ class Scene:
             refused = status in (403, 404, 409, 422) and "Traceback" not in text
             if not refused and not (status == 200 and (text in expected or "annotate" in address)):
                 return f"{address}: {status} {text[:300]}"
-        return self.mixture() or (self.wrong_labels() if is_checked else "")
+        return self.mixture() or self.wrong_labels()
 
     def mixture(self) -> str:
         for noted in self.noted():
@@ -250,7 +238,7 @@ def test_a_change_under_a_running_verb_gives_the_right_result_or_one_line(verb: 
     draw, tried = random.Random(verb), cases(verb)
     problems, trials, refused = [], 0, 0
     for case in tried if EVERYTHING else [draw.choice(tried)]:
-        change = scene.change(case, seed=draw.randrange(1000))
+        change = scene.change(case)
         after = scene.run(0, change)
         scene.pages.add(scene.page())
         count = len(scene.undisturbed.events)
@@ -260,8 +248,7 @@ def test_a_change_under_a_running_verb_gives_the_right_result_or_one_line(verb: 
             outcome = scene.run(at, change) if at else after
             trials += 1
             refused += outcome.code == 2
-            is_checked = case.change != "overwrite" or at <= scene.last_check
-            if problem := scene.problem(outcome, after, is_checked):
+            if problem := scene.problem(outcome, after):
                 event = scene.undisturbed.events[at]
                 problems.append(f"{verb}: {' '.join(change[:2])} at event {at} of {count}, {event}: {problem}")
                 print(problems[-1])

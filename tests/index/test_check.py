@@ -16,7 +16,7 @@ from scale_helpers import TABLES
 
 import memlens
 from memlens.cli import main
-from memlens.errors import IndexFolderError
+from memlens.errors import IndexFolderError, MemlensError
 from memlens.files import checksum, facts_of, is_sealed, read_json, write_sealed
 from memlens.index.check import DAMAGED, NOT_NOTED, OUTDATED
 from memlens.index.format import SCHEMA_VERSION, TRIGGERS_SCHEMA
@@ -185,7 +185,7 @@ def test_one_memory_of_many_is_found_in_few_row_groups(index: Path) -> None:
     opened = memlens.open_index(index)
     (trigger,) = opened.triggers(f"L1N{wanted * memories + 7}")
     assert trigger.coefficient == pytest.approx(row["coefficient"])
-    with pytest.raises(IndexFolderError, match="cannot read"):
+    with pytest.raises(IndexFolderError, match="a query failed on"):
         opened.triggers(f"L1N{(wanted + 1) * memories}")
 
 
@@ -235,3 +235,19 @@ def test_a_valid_checksum_with_invalid_content_is_one_line(
     assert main(["show", str(index), "L0N0"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("memlens: ") and words in line
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("SELECT * FROM patterns", r"Table with name patterns does not exist!; write \{memories\} for a table"),
+        ("SELECT nothing FROM {memories}", "nothing"),
+        ("SELECT", "a query failed on .*: Parser Error"),
+        ("SELECT * FROM {memories", r"write \{memories\} for a table"),
+        ("SELECT * FROM {patterns}", "has no table 'patterns'; run `memlens patterns"),
+    ],
+)
+def test_a_query_that_cannot_run_is_one_line(alone: Path, query: str, words: str) -> None:
+    with pytest.raises(MemlensError, match=words) as raised:
+        memlens.open_index(alone).sql(query)
+    assert "\n" not in str(raised.value)

@@ -287,7 +287,8 @@ class Index:
                 raise
             why = str(error).strip().partition("\n")[0]
             advice = "; write {memories} for a table" if isinstance(error, duckdb.CatalogException) else ""
-            raise IndexFolderError(f"cannot read {self.folder}: {why}{advice}") from error
+            failure = "cannot read" if isinstance(error, pa.ArrowException) else "a query failed on"
+            raise IndexFolderError(f"{failure} {self.folder}: {why}{advice}") from error
 
     def triggers(self, memory: str | MemoryId, end: str = "top", limit: int | None = None) -> TriggerList:
         """Return the triggers of a memory with their text, best first."""
