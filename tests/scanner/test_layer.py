@@ -107,6 +107,17 @@ def test_totals_are_sums_extremes_and_counts_by_position(scanned: tuple[LayerSca
         assert scan.reach.sentences[0, bucket] == len(set(SENTENCES[rows]))
 
 
+def test_sums_over_sentences_are_exact() -> None:
+    """In float32, adding 1 to 2^24 changes nothing. Halves of a UNIT are rounded, not cut off."""
+    scan = LayerScan(0, 2, bottom=False, settings=ScanSettings(top=1))
+    coefficients = torch.ones(41, 2)
+    coefficients[0, 0] = 2**24
+    coefficients[:, 1] = 0
+    coefficients[40, 1] = -0.75 * UNIT
+    scan.update(make_block(coefficients, None), make_candidates(np.arange(41), np.arange(41), np.zeros(41)))
+    assert scan.totals.total.tolist() == [(2**24 + 40) / UNIT, -1]
+
+
 def test_the_sample_is_a_histogram_and_the_examples_with_the_lowest_hashes(
     scanned: tuple[LayerScan, np.ndarray, np.ndarray],
 ) -> None:
