@@ -78,13 +78,32 @@ def scan(
     progress: Progress = no_progress,
     **options: Any,
 ) -> Index | Shard:
-    """The exact top triggers of every memory, in one pass.
+    """Find the exact top triggers of every memory in one pass over a corpus.
 
-    `options` are the fields of ScanSettings (top=50, ...; `layers` also as "0-5,11"), of CorpusSettings (unit, column)
-    and of ScanRunSettings (threads, workers, executor, shard, ...). `workers` processes with `threads` each share the
-    work; by default a short scan runs in one process with all cores, and a long scan has a worker for each core.
-    The number of threads changes last bits, so it is recorded: a scan that is continued keeps it. With `executor` "ray"
-    workers run on a Ray cluster. `shard` "3/16" does the third of sixteen shards, to be joined by `merge`.
+    Args:
+        model: A Hub id, folder, .gguf file, loaded transformers model, or MemoryModel.
+        corpus: One or more files, folders or dataset names.
+        out: Folder to write the index to.
+        resume: Resume the scan in the folder. False replaces it.
+        device: Device of the model.
+        dtype: Weight dtype of the model.
+        tokenizer: Tokenizer of a loaded transformers model.
+        progress: Called with the name of the step, the completed work and the total.
+        **options: Fields of ScanSettings (top=50, layers="0-5,11", ...), CorpusSettings (unit, column) and
+            ScanRunSettings (threads, workers, executor, shard, ...). By default, a short scan runs in one process with
+            all cores, and a long scan has a worker for each core. The number of threads affects the last bits, so it is
+            recorded, and a resumed scan keeps it.
+
+    Returns:
+        The index, or a Shard if `shard` is given.
+
+    Raises:
+        MemlensError: The model, the corpus, an option or the folder cannot be used.
+
+    Example:
+        >>> index = memlens.scan(model, text, out=folder, top=5, threads=1)
+        >>> index.layers
+        (0, 1, 2)
     """
     from memlens.index.build import build_index
     from memlens.index.shards import open_shard
@@ -128,7 +147,20 @@ def scan(
 
 
 def merge(parts: Sequence[Source], *, out: Source, resume: bool = True, progress: Progress = no_progress) -> Index:
-    """Join the shards that `scan(shard=...)` has made, given in any order, into one index."""
+    """Merge the shards that `scan(shard=...)` wrote, in any order, into one index.
+
+    Args:
+        parts: Folders of all shards.
+        out: Folder to write the index to.
+        resume: Resume the work in the folder. False replaces it.
+        progress: Called with the name of the step, the completed work and the total.
+
+    Returns:
+        The index, with the same bytes as that of a single scan.
+
+    Raises:
+        IndexFolderError: A shard is missing, or the shards belong to different scans.
+    """
     from memlens.index.shards import merge_shards
 
     if not parts:
@@ -138,7 +170,22 @@ def merge(parts: Sequence[Source], *, out: Source, resume: bool = True, progress
 
 
 def check(index: Index | Source, *, progress: Progress = no_progress) -> Check:
-    """Is every file of an index whole and of one piece? Reads all of it, changes nothing."""
+    """Verify every file of an index without changing anything.
+
+    Args:
+        index: An Index or its folder.
+        progress: Called with the name of the step, the completed work and the total.
+
+    Returns:
+        One finding per file.
+
+    Raises:
+        IndexFolderError: The folder is not an index.
+
+    Example:
+        >>> memlens.check(index).is_whole
+        True
+    """
     from memlens.annotations.records import check_annotations
     from memlens.index.check import check_index
 
@@ -192,11 +239,23 @@ def values(
     progress: Progress = no_progress,
     **options: Any,
 ) -> Index:
-    """The tokens that every value promotes and pushes down, and those that every key matches, as tables of the index.
+    """Find the tokens that every value promotes and demotes, and write them as tables of the index.
 
-    `options` are the fields of ValueSettings (top=50, reading, vocabulary="all") and RunSettings (threads, executor,
-    ...). `model` is the one that was scanned, or where it is now; None takes it from where it was. With `executor`
-    "ray" a Ray cluster works on the layers.
+    Args:
+        index: An Index or its folder.
+        model: The scanned model or its current location. None loads it from where it was scanned.
+        progress: Called with the name of the step, the completed work and the total.
+        **options: Fields of ValueSettings (top=50, reading, vocabulary="all") and RunSettings (threads, executor, ...).
+
+    Returns:
+        The index.
+
+    Raises:
+        ModelError: The model is not the one that was scanned, or cannot be loaded.
+
+    Example:
+        >>> memlens.values(index, model=model, top=5, threads=1).has("values")
+        True
     """
     from memlens.vocab.kernels import use_threads
     from memlens.vocab.table import compute_values
@@ -212,9 +271,22 @@ def values(
 
 
 def patterns(index: Index | Source, *, progress: Progress = no_progress, **options: Any) -> Index:
-    """The regularities in the triggers of every memory, and a name for each memory, as tables of the index.
+    """Find what the triggers of each memory have in common, and write it as tables of the index.
 
-    `options` are the fields of PatternSettings: top, rate, background, seed.
+    Args:
+        index: An Index or its folder.
+        progress: Called with the name of the step, the completed work and the total.
+        **options: Fields of PatternSettings: top, rate, background, seed.
+
+    Returns:
+        The index.
+
+    Raises:
+        SettingError: An option is unknown or invalid.
+
+    Example:
+        >>> memlens.patterns(index, rate=0.5).has("patterns")
+        True
     """
     from memlens.pattern.table import compute_patterns
 
@@ -231,9 +303,19 @@ def roles(
     progress: Progress = no_progress,
     **options: Any,
 ) -> Index:
-    """Assign roles to every memory, by stated rules over its triggers, value and weights, as a table of the index.
+    """Classify every memory by its role with stated rules, and write the roles as a table of the index.
 
-    `options` are the fields of RoleSettings (rate, seed). `model` is the one that was scanned, or where it is now.
+    Args:
+        index: An Index or its folder.
+        model: The scanned model or its current location. None loads it from where it was scanned.
+        progress: Called with the name of the step, the completed work and the total.
+        **options: Fields of RoleSettings: rate, seed.
+
+    Returns:
+        The index.
+
+    Raises:
+        IndexFolderError: The index has no values yet.
     """
     from memlens.role.table import compute_roles
 
@@ -288,10 +370,20 @@ def report(
     force: bool = False,
     progress: Progress = no_progress,
 ) -> Path:
-    """One self-contained page about the index; its path comes back.
+    """Write one self-contained HTML page about the index.
 
-    `out` None is report.html in the index folder. `assets` is a folder for SVG, PDF and CSV of each chart. `force`
-    replaces files that memlens did not make; nothing is written into an index or a model.
+    Args:
+        index: An Index or its folder.
+        out: File to write. None is report.html in the index folder.
+        assets: Folder for each chart as SVG, PDF and CSV.
+        force: Replace files that memlens did not write. Files of an index or a model are never replaced.
+        progress: Called with the name of the step, the completed work and the total.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        OutputError: The file or the folder must not be replaced.
     """
     from memlens.reports.report import make_report
 
@@ -328,11 +420,26 @@ def compare(
     top: int = 20,
     alike: bool | None = None,
 ) -> IndexComparison:
-    """List the memories that changed most, or least, between two indexes, by triggers, values, patterns or roles.
+    """Find the memories that changed most, or least, between two indexes.
 
-    `layers` ("3:5", or a pair) matches each memory of a's layer with its best counterpart in b's; without it memories
-    of the same name are compared. `top`: how many to list; `alike`: those that changed least first,
-    the default for two layers.
+    Args:
+        a: An Index or its folder.
+        b: The Index to compare with, or its folder.
+        by: "triggers", "values", "patterns" or "roles".
+        layers: "3:5" or a pair: match each memory of a's layer with its best counterpart in b's. By default, memories
+            of the same name are compared.
+        top: Number of memories to list.
+        alike: List the least changed memories first. This is the default with `layers`.
+
+    Returns:
+        The changes by layer and of the listed memories.
+
+    Raises:
+        IndexFolderError: An index lacks the table that is compared.
+
+    Example:
+        >>> memlens.compare(index, index).changes[0].change
+        0.0
     """
     from memlens.comparison.compare import compare_indexes
 

@@ -83,7 +83,7 @@ _VISIBLE = _Visible()
 
 
 def visible(text: str) -> str:
-    """The text on one line, with a visible sign for every character that would act instead of being seen."""
+    """Return the text on one line, with a visible sign for every control or invisible character."""
     return text.translate(_VISIBLE)
 
 
@@ -107,19 +107,19 @@ def quoted(text: str, room: int = 16) -> str:
 
 
 def tail(text: str, room: int) -> str:
-    """The last characters of a text, with a mark where something was left out."""
+    """Return the end of a text, with … if it was cut."""
     shown = visible(text)
     return shown if len(shown) <= room else "…" + shown[-room:]
 
 
 def head(text: str, room: int) -> str:
-    """The first characters of a text, with a mark where something was left out."""
+    """Return the start of a text, with … if it was cut."""
     shown = visible(text)
     return shown if len(shown) <= room else shown[:room] + "…"
 
 
 def cut_left(text: str, room: int) -> str:
-    """The end of a text that fits `room` columns of a terminal; what is left out becomes one …"""
+    """Return the end of a text in `room` columns of a terminal, with … if it was cut."""
     from rich.cells import cell_len
 
     if cell_len(text) <= room:
@@ -133,7 +133,7 @@ def cut_left(text: str, room: int) -> str:
 
 
 def cut_right(text: str, room: int) -> str:
-    """The beginning of a text that fits `room` columns."""
+    """Return the start of a text in `room` columns of a terminal, with … if it was cut."""
     return cut_left(text[::-1], room)[::-1]
 
 
@@ -141,7 +141,7 @@ def cut_right(text: str, room: int) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits that matter, trailing zeros kept so that the columns of a terminal line up."""
+    """Return a number with four significant digits; trailing zeros are kept to align columns."""
     return f"{value:#.4g}".removesuffix(".") if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3e}"
 
 
@@ -190,7 +190,7 @@ def signed(value: float, digits: int = 2) -> str:
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """A share with a fixed number of decimals: 12.3%."""
+    """Return a share as a percentage: 12.3%."""
     return MISSING if share is None else f"{100 * share:.{digits}f}%".replace("-", "−")
 
 
@@ -209,7 +209,11 @@ def edge(value: float) -> str:
 
 
 def size(count: float) -> str:
-    """A number of bytes in the unit that suits it, like 1.5 GB."""
+    """Return a number of bytes in the unit that suits it.
+
+    >>> [size(count) for count in (999, 1500, 1_500_000, 2.5e9, 3e12)]
+    ['999 bytes', '2 kB', '1.5 MB', '2.5 GB', '3.0 TB']
+    """
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit in ("bytes", "kB") else f"{count:.1f} {unit}"
@@ -218,7 +222,11 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """Return a duration in the unit that suits it.
+
+    >>> [duration(seconds) for seconds in (0.5, 42, 600, 7200, 10**6)]
+    ['under a second', '42 s', '10 min', '2.0 h', '12 days']
+    """
     if seconds < 100:
         return f"{seconds:.0f} s" if seconds >= 1 else "under a second"
     if seconds < 6000:
