@@ -118,6 +118,14 @@ def test_sums_over_sentences_are_exact() -> None:
     assert scan.totals.total.tolist() == [(2**24 + 40) / UNIT, -1]
 
 
+def test_extremes_of_negative_zeros_are_positive_zeros() -> None:
+    """Which of the two zeros a maximum keeps would depend on the order of merges."""
+    scan = LayerScan(0, 1, bottom=False, settings=ScanSettings(top=1))
+    block = make_block(torch.full((5, 1), -0.0), None)
+    scan.update(block, make_candidates(np.arange(5), np.zeros(5), np.arange(5)))
+    assert not np.signbit([scan.totals.highest, scan.totals.lowest]).any()
+
+
 def test_the_sample_is_a_histogram_and_the_examples_with_the_lowest_hashes(
     scanned: tuple[LayerScan, np.ndarray, np.ndarray],
 ) -> None:
