@@ -1,7 +1,7 @@
-"""Active memories (Figure 7): the share of a layer's memories with m > 0, prefix by prefix.
+"""Active memories (Figure 7): the share of a layer's memories with m > 0, by prefix.
 
-For GELU, SiLU and gated blocks m > 0 is a matter of sign rather than of silence, so the effective number of memories
-stands beside it: (sum a)^2 / sum a^2 with a_i = |m_i| ||v_i||.
+With GELU, SiLU and gated blocks, m > 0 is only a sign, so the table also has the effective number of memories:
+(sum a)^2 / sum a^2 with a_i = |m_i| ||v_i||.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 memories:int64",
-    "q1 median q3 low high",  # of the share of memories with m > 0; low and high of its median
-    "effective_q1 effective_median effective_q3",  # of the effective number of memories
-    *ex.kind_columns("median", "low", "high"),  # of the share of those that a prefix reaches, of a mixture
-    "drop drop_low drop_high",  # mean share, middle third less lower third without layer 0; the same in every row
+    "q1 median q3 low high",  # quartiles of the share of memories with m > 0; interval of its median
+    "effective_q1 effective_median effective_q3",  # quartiles of the effective number of memories
+    *ex.kind_columns("median", "low", "high"),  # in a mixture: of the share of memories that a prefix reaches
+    "drop drop_low drop_high",  # mean share, middle third minus lower third without layer 0; the same in every row
 )
 
 
 def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
-    """Quartiles over the prefixes, layer by layer."""
+    """Return quartiles over the prefixes, by layer."""
     rows, layers = [], len(seen.index.manifest.model.memories)
     shares: dict[int, NDArray[np.float64]] = {}
     for layer, columns in seen.by_layer():
@@ -50,7 +50,7 @@ def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
 
 
 def _drop(shares: Mapping[int, NDArray[np.float64]], layers: int, seed: int) -> ex.Row:
-    """Middle third less lower third, prefix by prefix, layer 0 left out."""
+    """Return the middle third minus the lower third without layer 0, paired over prefixes."""
     thirds = [[share for layer, share in shares.items() if layer and ex.third(layer, layers) == which]
               for which in ("middle", "lower")]  # fmt: skip
     if not all(thirds):
@@ -68,13 +68,13 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
     both = charts.quartiles_beside_paper(rows, published(), model)
     chart = charts.bands(both, "memories with m > 0", ".0%", model.layers)
-    title = "m > 0 among those reached, by kind"
+    title = "share with m > 0 of the memories reached, by kind"
     kinds = ex.draw_kinds("active", rows, "median", title, ".0%", "Share of active memories", model)
     return [charts.panel("active", chart, "Share of active memories, by depth", rows, "median", "%"), *kinds]
 
 
 def only_for_relu(judge: Callable[[ex.Evidence], ex.Judgement]) -> Callable[[ex.Evidence], ex.Judgement]:
-    """The rule of a claim about memories that rest at 0; to a model with others the claim does not apply."""
+    """Restrict a claim to models whose memories are silent at 0; it does not apply to others."""
 
     def judged(evidence: ex.Evidence) -> ex.Judgement:
         return judge(evidence) if evidence.rests_at_zero else _OF_ANOTHER_KIND
@@ -83,11 +83,11 @@ def only_for_relu(judge: Callable[[ex.Evidence], ex.Judgement]) -> Callable[[ex.
 
 
 _OF_ANOTHER_KIND = ex.Judgement(
-    "m > 0 is a sign here",
+    "m > 0 is only a sign",
     "",
     ex.NOT_APPLICABLE,
-    "With GELU, SiLU or a gate a memory is hardly ever exactly 0, so that m > 0 tells its sign and not whether it "
-    "takes part; see the effective number of memories.",
+    "With GELU, SiLU or a gate, coefficients are rarely 0, so m > 0 is only a sign. See the effective number of "
+    "memories.",
 )
 
 
@@ -104,22 +104,22 @@ def few_memories_are_active(evidence: ex.Evidence) -> ex.Judgement:
     where = f" (layers {', '.join(map(str, outside))})" if outside else ""
     return ex.Judgement(
         f"medians from {percent(min(values), 0)} to {percent(max(values), 0)}",
-        f"surely outside in {len(outside)} of {len(medians)} layers",
+        f"outside in {len(outside)} of {len(medians)} layers",
         verdict,
-        f"The median lies surely outside 10% to 50% in {len(outside)} of {len(medians)} layers{where}, counted for all "
-        f"layers at once, in the paper in 1 of 16; layer 0 by itself: {percent(evidence.first('median'), 0)}.",
+        f"The median lies outside 10% to 50% in {len(outside)} of {len(medians)} layers{where}, with intervals that "
+        f"hold for all layers at once (published: 1 of 16); layer 0: {percent(evidence.first('median'), 0)}.",
     )
 
 
 @only_for_relu
-def active_drops_towards_the_middle(evidence: ex.Evidence) -> ex.Judgement:
+def active_drops_toward_the_middle(evidence: ex.Evidence) -> ex.Judgement:
     yours, theirs = (_middle_less_lower(source) for source in (evidence, evidence.theirs))
     first = percent(evidence.first("median"), 0)
-    return ex.judge_trend(yours, theirs, -1, ex.as_points, first, where="from the lower to the middle third")
+    return ex.judge_difference(yours, theirs, -1, first, "from the lower to the middle third")
 
 
 def _middle_less_lower(evidence: ex.Evidence) -> Estimate | None:
-    """The difference as the table has it; that of the medians where it has none, as in the paper's rows."""
+    """Return the difference from the table, or from the medians for rows without it (the paper's)."""
     rows = ex.known_rows(evidence.rows, ("median",), "prefixes")
 
     def of_medians() -> Estimate | None:
@@ -136,16 +136,16 @@ def _middle_less_lower(evidence: ex.Evidence) -> Estimate | None:
 EXPERIMENT = ex.prefix_experiment(
     "active",
     "Figure 7",
-    "Memories that are active for a prefix",
+    "Active memories per prefix",
     ex.ResultTable(
         "active",
         SCHEMA,
         compute,
-        question="How many memories take part?",
-        lead="Line: the median prefix; band: the middle half of the prefixes.",
-        how="For each sampled prefix, the share of a layer’s memories whose coefficient is greater than 0. That is "
-        "sparse for ReLU; GELU, SiLU and gated blocks are rarely exactly zero, so the effective number of memories, "
-        "the participation ratio of |m| times the value’s norm, stands beside it in the table.",
+        question="How many memories are active?",
+        lead="Line: median over prefixes; band: quartiles.",
+        how="For each sampled prefix, the share of a layer’s memories with a coefficient above 0. Coefficients of "
+        "GELU, SiLU and gated blocks are rarely 0, so the table also has the effective number of memories: the "
+        "participation ratio of |m| times the norm of the value.",
         draw=draw,
         published=published,
         contract=("layer", *ex.QUARTILES),
@@ -155,19 +155,20 @@ EXPERIMENT = ex.prefix_experiment(
             "active",
             "Between 10% and 50% of a layer’s memories are active",
             "medians from 12% to 55%, inside in 15 of 16 layers",
-            "For ReLU models only. Appears if the median share of memories with m > 0 is surely outside 10% to 50% (an "
-            "interval that holds for all layers at once) in at most a tenth of the layers; in part if in at most half; "
-            "does not else." + ex.rule_of_enough("prefixes"),
+            "For ReLU models only. Appears if the median share of memories with m > 0 is outside 10% to 50% (with "
+            "intervals that hold for all layers at once) in at most a tenth of the layers, in part if in at most half, "
+            "otherwise it does not appear." + ex.rule_of_enough("prefixes"),
             few_memories_are_active,
         ),
         ex.Claim(
             "active-middle",
-            "Fewer memories are active towards the middle of the model",
+            "Fewer memories are active in the middle of the model",
             "55% in layer 1, 12% in layer 9",
-            "For ReLU models only. Mean share of active memories, middle third less lower third without layer 0, "
-            "prefix by prefix. Appears if the 95% interval lies below 0, in part if it ends before a tenth of the "
-            "published drop; does not if it lies above 0 or within that tenth." + ex.rule_of_enough("prefixes"),
-            active_drops_towards_the_middle,
+            "For ReLU models only. Mean share of active memories, middle third minus lower third without layer 0, "
+            "paired over prefixes. Appears if the 95% interval lies below 0, in part if the drop is less than a tenth "
+            "of the published one, does not appear if it lies above 0 or within that tenth."
+            + ex.rule_of_enough("prefixes"),
+            active_drops_toward_the_middle,
         ),
     ),
     picture=ex.Picture(

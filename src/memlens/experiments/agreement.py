@@ -1,7 +1,7 @@
 """Agreement (Figure 4): the share of memories whose value's top token is the token after their top-1 trigger.
 
-Two baselines: a token drawn at random, 1 / vocabulary; and the targets of the layer shuffled among its memories, as the
-exact mean over all shuffles, which shows how much of the agreement comes from frequent tokens alone.
+Two baselines: a random token, 1 / vocabulary; and the layer's targets shuffled among its memories (the exact mean over
+all shuffles), which shows how much of the agreement frequent tokens explain.
 """
 
 from dataclasses import dataclass, replace
@@ -18,37 +18,37 @@ from memlens.progress import Progress, no_progress
 from memlens.stats import Estimate, draw as draw_sample, generator, share_interval, wilson
 from memlens.text import percent
 
-BASELINES = {"shuffled": "this model, targets shuffled", "baseline": "a random token"}  # columns, as the chart says it
+BASELINES = {"shuffled": "this model, shuffled targets", "baseline": "a random token"}  # column -> label in the chart
 _COLUMNS = ("memory", "max_p", "argmax", "target", "target_rank", "shuffled_rank")
 SCHEMA = ex.schema(
-    "layer:int32 memories:int64 agree:int64",  # memories that take part
+    "layer:int32 memories:int64 agree:int64",  # memories with a target
     "rate low high baseline shuffled",
-    "no_trigger:int64 no_next:int64",  # left out
-    *ex.kind_columns("memories:int64", "agree:int64", "rate", "low", "high"),  # of a mixture
+    "no_trigger:int64 no_next:int64",  # excluded memories
+    *ex.kind_columns("memories:int64", "agree:int64", "rate", "low", "high"),  # in a mixture
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Memories of one layer beside the tokens that follow their top-1 triggers, and how many have none."""
+    """Memories of one layer, the tokens that follow their top-1 triggers, and numbers of excluded memories."""
 
-    memories: NDArray[Any]  # [n] ids
+    memories: NDArray[Any]  # [n] numbers
     max_p: NDArray[Any]  # [n]
     argmax: NDArray[Any]  # [n] token
     target: NDArray[Any]  # [n] token
-    rank: NDArray[Any]  # [n] of the target in p(v), from 1
-    shuffled_rank: NDArray[Any]  # [n] of another memory's target there; 0 where the table does not say
+    rank: NDArray[Any]  # [n] rank of the target in p(v), from 1
+    shuffled_rank: NDArray[Any]  # [n] rank of another memory's target
     no_trigger: int
-    no_next: int  # whose top-1 trigger ends its sentence
+    no_next: int  # memories whose top-1 trigger ends its sentence
 
     @property
     def agrees(self) -> NDArray[np.bool_]:
-        """Is the value's top token the target? [n]"""
+        """Whether the value's top token is the target. [n]"""
         agrees: NDArray[np.bool_] = self.argmax == self.target
         return agrees
 
     def among(self, memories: range) -> "Targets":
-        """The targets of some memories of the layer; the number without a target is left at 0."""
+        """Return the targets of some memories of the layer; the numbers of excluded memories are 0."""
         chosen = (self.memories >= memories.start) & (self.memories < memories.stop)
         columns = ("memories", "max_p", "argmax", "target", "rank", "shuffled_rank")
         return replace(self, **{name: getattr(self, name)[chosen] for name in columns}, no_trigger=0, no_next=0)
@@ -57,8 +57,8 @@ class Targets:
 def read_targets(
     index: Index, layer: int, sample: int | None = None, random: np.random.Generator | None = None
 ) -> Targets:
-    """All memories of a layer, or `sample` of those that have a target."""
-    # tables of older versions have no shuffled ranks
+    """Return all memories of a layer with a target, or `sample` of them."""
+    # tables of tests may lack shuffled ranks
     known = set(pq.read_schema(index.path("values")).names)
     table = index.table("values", [name for name in _COLUMNS if name in known] + ["trigger_p"], [("layer", "=", layer)])
     columns = {name: table.column(name).fill_null(-1).to_numpy() for name in _COLUMNS if name in known}
@@ -76,7 +76,7 @@ def read_targets(
 def compute(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """One row per layer; `sample` memories of each, or all."""
+    """Return one row per layer, for `sample` memories of each or all."""
     rows = []
     for layer in ex.layers_of(index, "agreement", progress):
         random = generator(seed, "agreement", layer)
@@ -105,7 +105,7 @@ def _agreement(targets: Targets) -> ex.Row:
 
 
 def shuffled_rate(targets: Targets) -> float | None:
-    """Mean agreement over all ways to deal the layer's targets out to its memories."""
+    """Return the mean agreement over all permutations of the layer's targets."""
     memories = len(targets.memories)
     if memories == 0:
         return None
@@ -133,17 +133,17 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     ]
     both = charts.beside_paper(rows, published(), model, "rate")
     baselines = charts.with_depth(chance, model.layers)
-    chart = charts.curves(both, "memories that agree", ".1%", model.layers, baselines=baselines)
-    text = "Share of memories that agree with what follows, by depth"
+    chart = charts.curves(both, "share of memories that agree", ".1%", model.layers, baselines=baselines)
+    text = "Share of memories whose value's top token follows their top trigger, by depth"
     kinds = ex.draw_kinds(
-        "agreement", rows, "rate", "that agree, by kind", ".1%", "Share of memories that agree", model
+        "agreement", rows, "rate", "share that agrees, by kind", ".1%", "Share of memories that agree", model
     )
     return [charts.panel("agreement", chart, text, rows, "rate", "%"), *kinds]
 
 
 def agreement_rises(evidence: ex.Evidence) -> ex.Judgement:
     yours, theirs = evidence.trend("rate"), evidence.theirs.trend("rate")
-    return ex.judge_trend(yours, theirs, 1, ex.as_points, percent(evidence.first("rate"), 2))
+    return ex.judge_trend(yours, theirs, 1, percent(evidence.first("rate"), 2))
 
 
 def agreement_beats_chance(evidence: ex.Evidence) -> ex.Judgement:
@@ -158,26 +158,24 @@ def agreement_beats_chance(evidence: ex.Evidence) -> ex.Judgement:
     theirs = [row for row in evidence.published if row["memories"]]
     published = ex.pooled(theirs, "agree", "memories")[0] / ex.pooled(theirs, "agree", "memories")[1]
     yours = f"{agree:,} of {memories:,}, {percent(share.value, 2)}"
-    is_chance = "what shuffled targets give" if shuffled >= drawn else "what a random token gives"
+    is_chance = "the rate with shuffled targets" if shuffled >= drawn else "the rate of a random token"
     return ex.judge_share(share, chance, is_chance, published, yours)
 
 
 EXPERIMENT = ex.Experiment(
     "agreement",
     "Figure 4",
-    "Values that promote what follows their top trigger",
+    "Values that promote the token after their top trigger",
     (
         ex.ResultTable(
             "agreement",
             SCHEMA,
             compute,
-            question="Do values predict what follows their triggers?",
-            lead="A memory agrees when the token its value promotes most is the very token that follows its strongest "
-            "trigger.",
+            question="Do values predict the next token of their triggers?",
+            lead="A memory agrees if the top token of its value is the token that follows its strongest trigger.",
             how="For each memory, argmax p(v) is compared with the token that follows the prefix with the highest "
-            "coefficient; the share of memories where both are equal is shown by layer. Memories that never fire, and "
-            "those whose strongest trigger ends its sentence, take no part. Intervals: Wilson’s. By "
-            "chance one in a vocabulary agrees.",
+            "coefficient. The chart shows the share of memories for which both are equal, by layer. Memories that are "
+            "never active, and those whose strongest trigger ends its sentence, are excluded. Wilson intervals.",
             draw=draw,
             published=published,
             contract=("layer", "memories", "agree", "rate", "low", "high", "baseline"),
@@ -187,18 +185,18 @@ EXPERIMENT = ex.Experiment(
     claims=(
         ex.Claim(
             "agreement",
-            "Values agree with what follows their keys’ triggers more often with depth",
+            "Agreement of values with the next token grows with depth",
             "about 0 in layers 0–9, then up to 3.5%",
-            "Share of agreeing memories by layer. " + ex.RULE_OF_TRENDS,
+            "Share of memories that agree, by layer. " + ex.RULE_OF_TRENDS,
             agreement_rises,
         ),
         ex.Claim(
             "agreement-chance",
-            "Values agree with what follows more often than by chance",
-            "0.7% of all memories; a random token 0.0004%",
-            "Share of agreeing memories of all layers together, Wilson’s interval, against the larger of two chances: "
-            "the layer’s own targets shuffled among its memories, and a random token. Appears if the interval lies "
-            "above, does not if it lies below.",
+            "Agreement is above chance",
+            "0.7% of all memories; 0.0004% for a random token",
+            "Share of agreeing memories over all layers, Wilson interval, compared with the larger of two chance "
+            "levels: the layer’s targets shuffled among its memories, and a random token. Appears if the interval lies "
+            "above, does not appear if it lies below.",
             agreement_beats_chance,
         ),
     ),

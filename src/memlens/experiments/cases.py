@@ -1,4 +1,4 @@
-"""Cases (Figure 11): how often a layer's output has the token of the residual, of the block, of both, or of neither."""
+"""Cases (Figure 11): whether a layer's output has the top token of the residual, the block, both, or neither."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,17 +17,17 @@ CASES = ("residual", "agreement", "composition", "ffn", "reversal")
 HUES = {"residual": "c1", "composition": "c2", "agreement": "c3", "ffn": "c4", "reversal": "c5"}
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 residual:int64 ffn:int64 agreement:int64 composition:int64 reversal:int64",
-    # of all layers together, the same in every row: o has r's token; of changes, those that are compositions
+    # over all layers, the same in every row: share with r's token; share of compositions among changes
     "kept kept_low kept_high compromises compromises_low compromises_high",
 )
 
 
 def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
-    """Counts, layer by layer; the five cases sum to the prefixes."""
+    """Return counts by layer; the five cases sum to the number of prefixes."""
     from memlens.models.lens import split_cases
 
     rows: list[ex.Row] = []
-    times = {case: np.zeros(seen.prefixes.num_rows) for case in CASES}  # in how many layers, prefix by prefix
+    times = {case: np.zeros(seen.prefixes.num_rows) for case in CASES}  # number of layers with each case, by prefix
     for layer, columns in seen.by_layer():
         r, y, o = columns["residual_token"], columns["ffn_token"], columns["output_token"]
         split = split_cases(r, y, o)
@@ -55,7 +55,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
     both = (("cases", YOURS, rows, model.layers), ("cases-paper", PAPER, published(), ex.PAPER_LAYERS))
     return [
-        stacked_panel(name, cases, "case", HUES, whose, layers, f"How {whose} combines residual and layer, by depth")
+        stacked_panel(name, cases, "case", HUES, whose, layers, f"Cases of {whose}, by depth")
         for name, whose, cases, layers in both
     ]
 
@@ -72,24 +72,24 @@ def residual_is_left(evidence: ex.Evidence) -> ex.Judgement:
     if first is None:
         return judged
     alone = (first["residual"] + first["agreement"]) / sum(first[case] for case in CASES)
-    return judged.and_also(f"layer 0 by itself: {percent(alone)}")
+    return judged.and_also(f"layer 0: {percent(alone)}")
 
 
 def changes_are_compositions(evidence: ex.Evidence) -> ex.Judgement:
     changes = sum(row[case] for row in evidence.rows for case in _CHANGES)
     if evidence.rows and not changes:
-        return ex.Judgement("no prefix changes its prediction", "", ex.UNCLEAR, "There is no change to look at.")
+        return ex.Judgement("no prefix changes its prediction", "", ex.UNCLEAR, "No layer changes a prediction.")
     both = (_share(source.rows, "compromises", _CHANGES[:1], _CHANGES) for source in (evidence, evidence.theirs))
     share, published = both
     if share is None or published is None:
         return ex.NOT_MEASURED
     judged = ex.judge_share(share, 0.5, "one half", published.value, f"{percent(share.value)} of {changes:,} changes")
     rest = [sum(row[case] for row in evidence.rows if row["layer"]) for case in _CHANGES]
-    return judged.and_also(f"without layer 0 {percent(rest[0] / sum(rest))}") if sum(rest) else judged
+    return judged.and_also(f"without layer 0: {percent(rest[0] / sum(rest))}") if sum(rest) else judged
 
 
 def _share(rows: list[ex.Row], name: str, parts: Sequence[str], wholes: Sequence[str]) -> Estimate | None:
-    """The share over all layers, prefix by prefix as the table notes it; else from counts, as for the paper's rows."""
+    """Return the share over all layers: from the table (paired over prefixes), or from counts for the paper's rows."""
     rows = ex.known_rows(rows, (), "prefixes")
     part, whole = (sum(row[case] for row in rows for case in cases) for cases in (parts, wholes))
     return ex.prefix_estimate(rows, name, lambda: Estimate(part / whole, *wilson(part, whole)) if whole else None)
@@ -98,17 +98,17 @@ def _share(rows: list[ex.Row], name: str, parts: Sequence[str], wholes: Sequence
 EXPERIMENT = ex.prefix_experiment(
     "cases",
     "Figure 11",
-    "Whose token a layer's output has",
+    "Top token of a layer's output: residual, block, both or neither",
     ex.ResultTable(
         "cases",
         SCHEMA,
         compute,
         question="Who decides, the residual or the layer?",
-        lead="Bars add up to all sampled prefixes of a layer.",
-        how="By top tokens of residual r, layer output y and their sum o; r and o are read as predictions, y as the "
-        "values are that it is a sum of. Residual: o is r’s, not y’s. Ffn: o is y’s, not r’s. Agreement: all three "
-        "the same. Composition: o is neither’s. Reversal: r and y agree, and o is another; impossible where all logits "
-        "are linear, possible with a final norm’s bias, so it is counted and not hidden.",
+        lead="The parts of a bar sum to all sampled prefixes.",
+        how="Compares the top tokens of the residual r, the layer output y and their sum o. r and o are read as "
+        "predictions, y in the same way as values. Residual: o has r’s token, not y’s. Ffn: o has y’s token, not r’s. "
+        "Agreement: all three are equal. Composition: o has neither token. Reversal: r and y agree and o differs, "
+        "which is impossible for linear logits but possible with the bias of a final norm.",
         draw=draw,
         published=published,
         contract=("layer", *CASES),
@@ -116,18 +116,18 @@ EXPERIMENT = ex.prefix_experiment(
     claims=(
         ex.Claim(
             "residual",
-            "A layer mostly leaves the residual’s prediction as it is",
+            "A layer mostly keeps the residual’s prediction",
             "83% over all layers",
-            "Share of prefixes and layers where top(o) = top(r), agreement included; the interval resamples prefixes. "
-            "Appears if it lies above one half; does not if it lies below." + ex.rule_of_enough("prefixes"),
+            "Share of prefixes and layers with top(o) = top(r), including agreement; the interval resamples prefixes. "
+            "Appears if it lies above one half, does not appear if it lies below." + ex.rule_of_enough("prefixes"),
             residual_is_left,
         ),
         ex.Claim(
             "changes",
-            "Where a layer changes the prediction, it is a compromise, not the layer’s own",
+            "When a layer changes the prediction, the result is a compromise",
             "98.5% of changes",
             "Share of “composition” among “composition” and “ffn” of all layers; the interval resamples prefixes. "
-            "Appears if it lies above one half; does not if it lies below." + ex.rule_of_enough("prefixes"),
+            "Appears if it lies above one half, does not appear if it lies below." + ex.rule_of_enough("prefixes"),
             changes_are_compositions,
         ),
     ),

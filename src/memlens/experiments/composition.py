@@ -1,9 +1,9 @@
-"""Composition (Figure 8): how often a layer's prediction is none of its memories' predictions.
+"""Composition (Figure 8): how often a layer's top token is the top token of none of its memories.
 
-A prefix has zero agreement where top(y) differs from the top token of every value of the layer (`zero`), or of every
-value whose memory is active, m > 0 (`zero_active`). y is read as the values table reads values. Among the other
-prefixes: the share whose target is a stop word and the share of prefixes shorter than 5 tokens, with the same shares
-among all prefixes to compare with. Prefixes at the end of a sentence have no target and are left out of the first.
+A prefix counts as zero if top(y) differs from the top token of every value of the layer (`zero`), or of every value
+whose memory is active, m > 0 (`zero_active`). y is read in the same way as values. For the other prefixes, the table
+has the share whose target is a stop word and the share shorter than 5 tokens, and the same shares of all prefixes.
+Prefixes at the end of a sentence have no target and are excluded from the first share.
 """
 
 from collections.abc import Callable
@@ -23,23 +23,23 @@ SHORT = 5  # tokens
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 zero:int64 rate low high",
     "zero_active:int64 rate_active low_active high_active",
-    "stop_words short",  # shares among the prefixes that are not zero; null without any
-    "stop_words_all short_all",  # the same among all prefixes
+    "stop_words short",  # shares of the prefixes that are not zero; null if there are none
+    "stop_words_all short_all",  # the same shares of all prefixes
     "without_target:int64",  # of all prefixes
-    # of all layers together, the same in every row: the share where a memory agrees, less that among all prefixes
+    # over all layers, the same in every row: the share where a memory agrees, minus that of all prefixes
     "stop_words_pooled stop_words_excess stop_words_excess_low stop_words_excess_high",
     "short_pooled short_excess short_excess_low short_excess_high",
 )
 
 
 def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
-    """Counts and rates with intervals, layer by layer."""
+    """Return counts and rates with intervals, by layer."""
     stops = seen.prefixes.column("stop_word").to_pylist()
     known = np.array([stop is not None for stop in stops])
     is_stop = np.array([bool(stop) for stop in stops])
     is_short = seen.prefixes.column("position").to_numpy() + 1 < SHORT
     everything = np.ones(len(stops), bool)
-    agreeing = np.zeros(len(stops))  # in how many layers a memory agrees, prefix by prefix
+    agreeing = np.zeros(len(stops))  # number of layers in which a memory agrees, by prefix
     rows: list[ex.Row] = []
     for layer, columns in seen.by_layer():
         some = np.asarray(columns["promoted"])
@@ -71,12 +71,12 @@ def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
 
 
 def _excess(name: str, holds: NDArray[np.bool_], times: NDArray[np.float64], seed: int) -> ex.Row:
-    """The share of prefixes [n] that hold where a memory agrees, over all layers, and its excess over that of all."""
+    """Return the share of prefixes [n] where a memory agrees, over all layers, and its excess over all prefixes."""
     whole = float(times.sum())
     if not whole:
         return {f"{name}_pooled": None} | ex.estimate_columns(f"{name}_excess", None)
     share, base = float((holds * times).sum()) / whole, float(holds.mean())
-    # what each prefix moves the difference by, so that it is a mean over prefixes
+    # influence of each prefix on the difference, so that the difference is a mean over prefixes
     moves = share - base + (holds - share) * times * (len(times) / whole) - (holds - base)
     excess = mean_estimate(moves, generator(seed, f"composition {name}"))
     return {f"{name}_pooled": share} | ex.estimate_columns(f"{name}_excess", excess)
@@ -88,7 +88,7 @@ def _share(hits: NDArray[np.bool_], among: NDArray[np.bool_]) -> float | None:
 
 
 def published() -> list[ex.Row]:
-    # The plotted bars are whole numbers over 4,096, though the text speaks of 4,000 prefixes.
+    # The plotted bars are integers over 4,096, although the text states 4,000 prefixes.
     return [
         {"layer": layer, "prefixes": 4096, "zero": zero, "rate": zero / 4096}
         for layer, zero in enumerate(ex.paper_figures()["fig8_implied_counts"])
@@ -98,7 +98,7 @@ def published() -> list[ex.Row]:
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     from memlens.experiments.charts import share_panel
 
-    title = "outputs that match no single memory"
+    title = "share of outputs that match no single memory"
     text = "Share of outputs that match no memory's value, by depth"
     return [share_panel("composition", rows, published(), "zero", title, text, model)]
 
@@ -119,11 +119,11 @@ def outputs_are_compositions(evidence: ex.Evidence) -> ex.Judgement:
     where = f"{len(below)} of {len(shares)} layers" if below else "no layer"
     published = min(row["rate"] for row in evidence.published)
     return ex.Judgement(
-        f"least {percent(shares[least].value)}, in layer {least}",
+        f"lowest {percent(shares[least].value)}, in layer {least}",
         ex.as_span(shares[least].low, shares[least].high),
         verdict,
-        f"With intervals that hold for all {len(shares)} layers at once the share is surely below {percent(bar, 0)} in "
-        f"{where}; the least is {percent(shares[least].value)}, published {percent(published)}.",
+        f"The share is below {percent(bar, 0)} in {where}, with intervals that hold for all {len(shares)} layers at "
+        f"once; the lowest is {percent(shares[least].value)}, published {percent(published)}.",
     )
 
 
@@ -136,13 +136,13 @@ def _judge_excess(name: str, what: str) -> Callable[[ex.Evidence], ex.Judgement]
         share = rows[0][f"{name}_pooled"]
         verdict = ex.share_verdict(excess.low, excess.high, 0)
         small = verdict == ex.APPEARS and share < published / 2
-        often = "more often than" if excess.low > 0 else "less often than" if excess.high < 0 else "perhaps as often as"
+        often = "more often than" if excess.low > 0 else "less often than" if excess.high < 0 else "about as often as"
         return ex.Judgement(
             f"{percent(share)}, base rate {percent(share - excess.value)}",
-            f"{ex.as_points(excess.low)} to {ex.as_points(excess.high)} beside the base rate",
+            f"{ex.as_points(excess.low)} to {ex.as_points(excess.high)} relative to the base rate",
             ex.PARTLY if small else verdict,
-            f"Where a memory agrees, {what} {often} among all prefixes, {percent(share)} against "
-            f"{percent(share - excess.value)}; published {percent(published, 0)}, without a base rate.",
+            f"When a memory agrees, {what} {often} for all prefixes, {percent(share)} against "
+            f"{percent(share - excess.value)} (published: {percent(published, 0)}, without a base rate).",
         )
 
     return judged
@@ -151,17 +151,16 @@ def _judge_excess(name: str, what: str) -> Callable[[ex.Evidence], ex.Judgement]
 EXPERIMENT = ex.prefix_experiment(
     "composition",
     "Figure 8",
-    "Layers that predict what none of their memories predicts",
+    "Layer outputs that match no single memory",
     ex.ResultTable(
         "composition",
         SCHEMA,
         compute,
-        question="Is a layer’s output the word of any one memory?",
-        lead="The higher, the more often a layer’s prediction is a mixture that no single memory of it would make.",
+        question="Does a layer’s output match a single memory?",
+        lead="High values mean that a layer’s prediction is a mixture that no single memory makes.",
         how="The share of sampled prefixes for which the top token of the layer’s output y differs from the top token "
-        "of the value of every memory in the layer; both are read alike. The table also counts against the active "
-        "memories alone. The paper’s bars are whole numbers over 4,096 although its text says 4,000 prefixes. "
-        "Intervals: Wilson’s.",
+        "of every value in the layer; both are read in the same way. The table also has the share for active memories "
+        "only. The paper’s bars are integers over 4,096, although its text states 4,000 prefixes. Wilson intervals.",
         draw=draw,
         published=published,
         contract=("layer", "prefixes", "zero", "rate", "zero_active"),
@@ -169,25 +168,24 @@ EXPERIMENT = ex.prefix_experiment(
     claims=(
         ex.Claim(
             "composition",
-            "In every layer at least 68% of outputs match no single memory",
+            "In every layer, at least 68% of outputs match no single memory",
             "67% to 96% (68% in the text)",
-            "Wilson’s intervals that hold for all layers at once (Bonferroni). Appears if that of every layer reaches "
-            "68% and stays above one half; does not if that of any layer ends below 68%."
-            + ex.rule_of_enough("prefixes"),
+            "Wilson intervals that hold for all layers at once (Bonferroni). Appears if every interval reaches 68% and "
+            "lies above one half, does not appear if any interval ends below 68%." + ex.rule_of_enough("prefixes"),
             outputs_are_compositions,
         ),
         ex.Claim(
             "stop-words",
-            "Where a single memory agrees, the target is often a stop word",
+            "When a single memory agrees, the target is often a stop word",
             "60%",
-            "Share of stop words among the targets of prefixes where a memory agrees, all layers together, less that "
-            "among all prefixes; the interval resamples prefixes. Appears if it lies above 0, in part if the share is "
-            "less than half the published one; does not if it lies below 0." + ex.rule_of_enough("prefixes"),
+            "Share of stop words among the targets of prefixes where a memory agrees, over all layers, minus that of "
+            "all prefixes; the interval resamples prefixes. Appears if it lies above 0, in part if the share is less "
+            "than half the published one, does not appear if it lies below 0." + ex.rule_of_enough("prefixes"),
             _judge_excess("stop_words", "the target is a stop word"),
         ),
         ex.Claim(
             "short-prefixes",
-            "Where a single memory agrees, the prefix is often short",
+            "When a single memory agrees, the prefix is often short",
             "43% shorter than 5 tokens",
             "As for stop words, with prefixes shorter than 5 tokens.",
             _judge_excess("short", "the prefix is shorter than 5 tokens"),
@@ -196,8 +194,8 @@ EXPERIMENT = ex.prefix_experiment(
     picture=ex.Picture(
         (
             ex.Column("no memory", "rate", interval=("low", "high")),
-            ex.Column("no active one", "rate_active", interval=("low_active", "high_active")),
+            ex.Column("no active memory", "rate_active", interval=("low_active", "high_active")),
         ),
-        {"rate": "no memory", "rate_active": "active only"},
+        {"rate": "no memory", "rate_active": "no active memory"},
     ),
 )

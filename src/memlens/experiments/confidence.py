@@ -1,6 +1,6 @@
 """Confidence (Figure 10): the probability of the final token in the residual of a layer, softmax(r_l E)[top(o_L)].
 
-Beside the quartiles of the probability stands the median rank of the final token there (1 = top).
+The table also has the median rank of the final token (1 = top).
 """
 
 from dataclasses import replace
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import PrefixTables
 
 SCHEMA = ex.schema(
-    "layer:int32 prefixes:int64 q1 median q3 low high median_rank",  # low and high of the median
-    "trend trend_low trend_high",  # slope of the probability over relative depth from layer 1 on; in every row
+    "layer:int32 prefixes:int64 q1 median q3 low high median_rank",  # interval of the median
+    "trend trend_low trend_high",  # slope of the probability over relative depth from layer 1 on; the same in every row
 )
 
 
 def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
-    """Quartiles over the prefixes, layer by layer."""
+    """Return quartiles over the prefixes, by layer."""
     by_layer = dict(seen.by_layer())
     matrix = np.stack([columns["p_final"] for columns in by_layer.values()])  # [layers, prefixes]
     depths = len(seen.index.manifest.model.memories)
@@ -52,7 +52,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
         scale=alt.Scale(type="symlog", constant=0.001, domainMax=1),
         ticks=(0, 0.001, 0.01, 0.1, 0.3, 1),
     )
-    text = "Probability of the final token under the residual, by depth"
+    text = "Probability of the final token in the residual, by depth"
     return [charts.panel("confidence", chart, text, rows, "median")]
 
 
@@ -62,12 +62,12 @@ def confidence_grows(evidence: ex.Evidence) -> ex.Judgement:
     ends = [row["median"] for row in (rows[:1] + rows[-1:])]
     words = f"median {' → '.join(map(decimal, ends))}" if ends else ""
     first = f"median {decimal(evidence.first('median') or 0)}"
-    judged = ex.judge_trend(yours, evidence.theirs.trend("median"), 1, ex.as_points, first)
+    judged = ex.judge_trend(yours, evidence.theirs.trend("median"), 1, first)
     return judged if yours is None else replace(judged, yours=words)
 
 
 def decimal(value: float) -> str:
-    """Two significant digits, without an exponent as long as nobody has to count zeros."""
+    """Format a number with two significant digits, without an exponent above 1e-6."""
     if value and abs(value) < 1e-6:
         return np.format_float_scientific(value, precision=1, trim="-", exp_digits=1)
     return np.format_float_positional(value, precision=2, fractional=False, trim="-")
@@ -81,10 +81,9 @@ EXPERIMENT = ex.prefix_experiment(
         "confidence",
         SCHEMA,
         compute,
-        question="How sure is the residual?",
-        lead="Line: the median prefix; band: the middle half of the prefixes. The axis is stretched near zero.",
-        how="The probability that the residual r, read as a prediction, gives to the token that the model finally "
-        "predicts.",
+        question="How confident is the residual?",
+        lead="Line: median over prefixes; band: quartiles. The axis is expanded near zero.",
+        how="The probability of the finally predicted token in the residual r, read as a prediction.",
         draw=draw,
         published=published,
         contract=("layer", *ex.QUARTILES),
@@ -92,9 +91,9 @@ EXPERIMENT = ex.prefix_experiment(
     claims=(
         ex.Claim(
             "confidence",
-            "The residual grows confident of the final token",
+            "The residual’s confidence in the final token grows",
             "median .0004 → .295",
-            "Probability of the final token, prefix by prefix (of the paper: its medians). "
+            "Probability of the final token, paired over prefixes (for the paper: its medians). "
             + ex.RULE_OF_TRENDS
             + ex.rule_of_enough("prefixes"),
             confidence_grows,

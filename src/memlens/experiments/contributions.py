@@ -1,10 +1,10 @@
 """Contributions (beyond the paper): how much blocks, attention and single memories add to the final token's logit.
 
-Logits can all be shifted alike without changing a probability, so a share is taken of how far the final token's logit
-stands above the mean of all logits. All layers' ffn and attention, the embedding and the constant (biases behind the
-last layer) add up to that; `*_share` is the sum over prefixes of a part over the sum of the whole, so shares add up to
-1 and may be negative. top1, top10 and top100 are what the memories that gave most gave together; others take some of
-it back. `ffn_logit` and `attention_logit` are the same parts of the plain logit. See models.decompose for the algebra.
+A constant added to all logits does not change probabilities, so shares refer to the final token's logit minus the mean
+of all logits. Feed-forward and attention of all layers, the embedding and the constant (biases after the last layer)
+sum to it. `*_share` is the sum of a part over prefixes divided by the sum of the whole, so shares sum to 1 and may be
+negative. top1, top10 and top100 are the contributions of the strongest memories; others cancel part of them.
+`ffn_logit` and `attention_logit` are the same parts of the plain logit. See models.decompose for the algebra.
 """
 
 from typing import TYPE_CHECKING
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 _PARTS = {"ffn": "ffn_above", "attention": "attention_above", "top1": "top1", "top10": "top10", "top100": "top100"}
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64",
-    *_PARTS,  # means over the prefixes
-    "low high attention_low attention_high",  # of ffn and of attention
+    *_PARTS,  # means over prefixes
+    "low high attention_low attention_high",  # intervals of ffn and attention
     *(f"{name}_share" for name in _PARTS),
-    "embedding_share constant_share above_mean",  # the same in every row; what shares are of
+    "embedding_share constant_share above_mean",  # the same in every row; above_mean is the denominator of shares
     "ffn_logit attention_logit embedding_logit constant_logit logit",
-    *ex.kind_columns("given", "low", "high"),  # by the memories of a kind, without biases; of a mixture
+    *ex.kind_columns("given", "low", "high"),  # in a mixture: by kind of memory, without biases
 )
 
 
 def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
-    """Means over the prefixes, layer by layer."""
+    """Return means over the prefixes, by layer."""
     whole = float(np.mean(seen.column("above_mean")))
     same = {
         "above_mean": whole,
@@ -53,7 +53,7 @@ def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
             | {name: float(np.mean(columns[name])) for name in ("ffn_logit", "attention_logit")}
         )
         for kind in ex.kind_spans(seen.index.names, layer):
-            if f"{kind}_given" in columns:  # tables of older versions do not tell kinds apart
+            if f"{kind}_given" in columns:  # tables of tests may lack kinds
                 given = np.asarray(columns[f"{kind}_given"], np.float64)
                 low, high = mean_interval(given, random)
                 rows[-1] |= ex.of_kind(kind, {"given": float(given.mean()), "low": low, "high": high})
@@ -68,23 +68,23 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     """Plot the contributions of attention, of memories and of the strongest ten of them, by layer."""
     from memlens.experiments import charts
 
-    names = {"ffn": "feed-forward", "attention": "attention", "top10": "its ten strongest memories"}
+    names = {"ffn": "feed-forward", "attention": "attention", "top10": "ten strongest memories"}
     parts = [
         {"whose": charts.YOURS, "layer": row["layer"], "part": label, "value": row[name], "share": row[f"{name}_share"]}
         for row in rows
         for name, label in names.items()
     ]
-    title = "added to the final logit, above the mean"
+    title = "contribution to the final logit minus mean"
     placed = charts.with_depth(parts, model.layers)
     chart = charts.grouped_curves(placed, "part", list(names.values()), title, ".2f", model.layers)
-    text = "What each part adds to the final token's logit"
+    text = "Contribution of each part to the final token's logit"
     kinds = ex.draw_kinds(
         "contributions",
         rows,
         "given",
-        "added by memories, by kind",
+        "contribution of memories, by kind",
         ".2f",
-        "What memories add to the final token's logit",
+        "Contribution of memories to the final token's logit",
         model,
     )
     return [charts.panel("contributions", chart, text, rows, "ffn"), *kinds]
@@ -97,16 +97,16 @@ def _logit(value: float | None) -> str:
 EXPERIMENT = ex.prefix_experiment(
     "contributions",
     "beyond the paper",
-    "What attention, layers and memories put into the final logit",
+    "Contributions of attention, layers and memories to the final logit",
     ex.ResultTable(
         "contributions",
         SCHEMA,
         compute,
         question="Where does the final logit come from?",
-        lead="How much of the predicted token’s logit each layer’s attention and memories add.",
-        how="The final norm is frozen at the scale it really had, so that the logit of the final token is an exact sum "
-        "of parts: embedding, attention and feed-forward blocks of every layer, and within a block its memories. Parts "
-        "are averaged over the sampled prefixes.",
+        lead="Contributions of each layer’s attention and memories to the logit of the predicted token.",
+        how="The scale of the final norm is kept fixed, so the logit of the final token is an exact sum of parts: "
+        "embedding, attention and feed-forward blocks of every layer, and memories within a block. Parts are averaged "
+        "over the sampled prefixes.",
         draw=draw,
     ),
     picture=ex.Picture(

@@ -81,10 +81,10 @@ class Evidence:
         """The paper's rows as evidence."""
         return Evidence(self.published, self.published_layers, dict.fromkeys(range(self.published_layers), 4096))
 
-    def trend(self, column: str, low: str = "low", high: str = "high") -> Estimate | None:
-        """Return the slope of a number over relative depth without layer 0; None if layers span half the depth or less.
+    def trend(self, column: str, low: str = "low", high: str = "high") -> "Trend | None":
+        """Return the trend of a number over depth without layer 0; None if layers span half the depth or less.
 
-        Taken from the rows if they record it (layers paired over the same prefixes), otherwise computed from
+        The slope is taken from the rows if they record it (paired over the same prefixes), otherwise computed from
         independent layers.
         """
         known = {
@@ -94,15 +94,29 @@ class Evidence:
         }
         if len(known) < 2 or max(known) - min(known) <= (self.layers - 2) / 2:
             return None
-        if "trend" in self.rows[0]:
-            return estimate_of(self.rows[0], "trend", "trend_low", "trend_high")
         weights = slope_weights([depth(layer, self.layers) for layer in known])
-        return contrast(weights, list(known.values()))
+        slope: Estimate | None = contrast(weights, list(known.values()))
+        if "trend" in self.rows[0]:
+            slope = estimate_of(self.rows[0], "trend", "trend_low", "trend_high")
+        first, last = min(known), max(known)
+        change = known[last].value - known[first].value
+        return None if slope is None else Trend(slope, change, first, last, self.layers)
 
     def first(self, column: str) -> float | None:
         """Return the number of layer 0."""
         value: float | None = next((row.get(column) for row in self.rows if row["layer"] == 0), None)
         return value
+
+
+@dataclass(frozen=True)
+class Trend:
+    """The slope of a number over relative depth, and its change from the first layer (without 0) to the last."""
+
+    slope: Estimate
+    change: float
+    first: int
+    last: int
+    layers: int
 
 
 @dataclass(frozen=True)
@@ -120,7 +134,7 @@ class Judgement:
 
 
 NOT_MEASURED = Judgement(
-    "not measured", "", UNCLEAR, "The layers that would show it were not measured, or not with enough observations."
+    "not measured", "", UNCLEAR, "The layers needed were not measured, or with too few observations."
 )
 
 
@@ -157,9 +171,9 @@ class JudgedClaim:
 
 
 RULE_OF_TRENDS = (
-    "Slope over relative depth from layer 1 on; layer 0 is shown by itself. Appears if the slope’s 95% interval lies "
-    "on the claimed side of 0, in part if it ends below a tenth of the published slope; does not appear if it lies on "
-    "the other side, or ends below that tenth. Layers that span half of the depth or less show no trend."
+    "Slope over relative depth from layer 1 on; layer 0 is shown separately. Appears if the 95% interval of the slope "
+    "lies on the claimed side of 0, in part if it ends below a tenth of the published slope, does not appear if it "
+    "lies on the other side or ends below that tenth. Layers that span half of the depth or less show no trend."
 )
 
 
@@ -172,36 +186,55 @@ def direction(estimate: Estimate, published: float) -> str:
 
 
 _DIRECTIONS = {
-    APPEARS: "the interval lies on the claimed side of 0",
-    PARTLY: "the direction is the paper’s, but the size is less than a tenth of the published one",
-    ABSENT: "nothing in the claimed direction can be seen",
-    UNCLEAR: "the interval holds 0, and more than a tenth of the published size",
+    APPEARS: "lies on the claimed side of 0",
+    PARTLY: "lies on the claimed side of 0, but below a tenth of the published size",
+    ABSENT: "excludes a tenth of the published size in the claimed direction",
+    UNCLEAR: "contains 0 and a tenth of the published size",
 }
 
 
 def judge_trend(
-    yours: Estimate | None,
-    theirs: Estimate | None,
+    yours: Trend | None,
+    theirs: Trend | None,
     sign: int,
-    write: Callable[[float], str],
     first: str,
     crossover: tuple[bool, str] | None = None,  # whether it happens, and a description
-    where: str = "over the depth",
 ) -> Judgement:
-    """Judge a slope or difference against the published one. `sign` is the published direction."""
+    """Judge a slope against the published one. `sign` is the published direction, `first` describes layer 0.
+
+    The change is shown as last minus first layer, the slope per layer: a slope over the whole depth may exceed what a
+    share can change.
+    """
+    if yours is None or theirs is None:
+        return NOT_MEASURED
+    verdict = direction(yours.slope.times(sign), sign * theirs.slope.value)
+    here, published = as_points(yours.change), as_points(theirs.change)
+    reason = f"The 95% interval of the slope {_DIRECTIONS[verdict]} ({here} here, {published} published)"
+    if crossover is not None:
+        happens, description = crossover
+        reason += f"; {description}"
+        verdict = PARTLY if verdict == APPEARS and not happens else verdict
+    low, high = (as_points(edge / yours.layers) for edge in (yours.slope.low, yours.slope.high))
+    return Judgement(
+        f"{here} from layer {yours.first} to {yours.last}",
+        f"{low} to {high} per layer",
+        verdict,
+        f"{reason}; layer 0: {first}.",
+    )
+
+
+def judge_difference(yours: Estimate | None, theirs: Estimate | None, sign: int, first: str, what: str) -> Judgement:
+    """Judge a difference against the published one. `sign` is the published direction, `first` describes layer 0."""
     if yours is None or theirs is None:
         return NOT_MEASURED
     verdict = direction(yours.times(sign), sign * theirs.value)
-    reason = f"{where.capitalize()} {_DIRECTIONS[verdict]} ({write(yours.value)} here, {write(theirs.value)} published)"
-    if crossover is not None:
-        happens, words = crossover
-        reason += f"; {words}"
-        verdict = PARTLY if verdict == APPEARS and not happens else verdict
+    here, published = as_points(yours.value), as_points(theirs.value)
     return Judgement(
-        f"{write(yours.value)} {where}",
-        f"{write(yours.low)} to {write(yours.high)}",
+        f"{here} {what}",
+        f"{as_points(yours.low)} to {as_points(yours.high)}",
         verdict,
-        f"{reason}; layer 0 by itself: {first}.",
+        f"The 95% interval of the difference {_DIRECTIONS[verdict]} ({here} here, {published} published); "
+        f"layer 0: {first}.",
     )
 
 
@@ -215,7 +248,7 @@ def judge_share(share: Estimate | None, bar: float, bar_is: str, published: floa
     if share is None:
         return NOT_MEASURED
     verdict = share_verdict(share.low, share.high, bar)
-    where = {APPEARS: "lies above", ABSENT: "lies below", UNCLEAR: "holds"}[verdict]
+    where = {APPEARS: "lies above", ABSENT: "lies below", UNCLEAR: "contains"}[verdict]
     beside = f"; here {percent(share.value)}" + ("" if published is None else f", published {percent(published)}")
     return Judgement(
         yours,
@@ -243,7 +276,7 @@ def judge_size(estimate: Estimate | None, published: float, write: Callable[[flo
 
 
 RULE_OF_SIZES = (
-    "Appears if the 95% interval lies within half and double the published size; does not if it lies outside."
+    "Appears if the 95% interval lies within half and double the published size, does not appear if it lies outside."
 )
 
 
@@ -546,7 +579,7 @@ def known_rows(rows: list[Row], columns: Sequence[str], observed: str) -> list[R
 
 
 def rule_of_enough(observed: str) -> str:
-    return f" Layers with fewer than {FEWEST} {observed} do not count."
+    return f" Layers with fewer than {FEWEST} {observed} are excluded."
 
 
 # Kinds of memories. The numbers of a layer describe all its memories. In a model with a router, columns such as

@@ -1,10 +1,9 @@
 """Last layer (Section 5.2): 100 random prefixes whose last layer is a composition, for people to judge.
 
-Both words, the prefix, and the memories that pushed the change: those with the largest m_i (score of the output's token
-less score of the residual's token), scores at the final norm's scale for the layer's output. The cosine of the two
-words' output embeddings is a hint: the words count as related where it is higher than 95% of those of words that do not
-belong together (`bar`: the first word of a change and the second of another). How many people say related and how many
-distant stands beside it, and counts where there are such.
+Each row has both words, the prefix, and the memories that pushed the change: those with the largest m_i (score of the
+output's token - score of the residual's token), at the scale of the final norm for the layer's output. The cosine of
+the two words' output embeddings is a hint: words count as related if it is higher than 95% of the cosines of unrelated
+words (`bar`: the first word of a change and the second word of another). Verdicts of people are counted next to it.
 """
 
 from collections import Counter
@@ -27,21 +26,21 @@ if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import PrefixTables
 
 EXAMPLES = 100
-_RELATED = 0.95  # quantile of cosines by chance
-_SHOWN = 5  # examples that take a line of text each
-_TEXT_TAKEN, _VERDICTS_TAKEN = 55, 24  # columns beside a prefix
+_RELATED = 0.95  # quantile of the cosines of unrelated words
+_SHOWN = 5  # examples in the terminal
+_TEXT_TAKEN, _VERDICTS_TAKEN = 55, 24  # terminal columns next to a prefix
 SCHEMA = ex.schema(
-    "layer:int32 prefix:int32 sentence:int64 position:int32 text:string",  # prefix in experiments/prefixes
-    "residual:int32 residual_text:string output:int32 output_text:string",  # the tokens before and after
+    "layer:int32 prefix:int32 sentence:int64 position:int32 text:string",  # prefix: row of experiments/prefixes
+    "residual:int32 residual_text:string output:int32 output_text:string",  # the top tokens before and after
     "cosine:float32 memories:[int32] pushes:[float32]",  # strongest memory first
     "bar:float32",  # cosines above it count as related; the same in every row
-    "compositions:int64",  # in the whole sample
-    "example:string related:int64 distant:int64",  # its name, and how many people say what
+    "compositions:int64",  # number in the whole sample
+    "example:string related:int64 distant:int64",  # name of the example, and numbers of people by verdict
 )
 
 
 def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
-    """The rows, at most 100, in the order of the prefixes, with people's verdicts."""
+    """Return at most 100 rows in the order of the prefixes, with people's verdicts."""
     layers = dict(seen.by_layer())
     if seen.last_layer not in layers:
         raise IndexFolderError(
@@ -83,12 +82,12 @@ def _verdicts(index: Index) -> Counter[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class VerdictSummary:
-    """The majority verdicts on the examples of a table, beside the mean cosine of each group."""
+    """Majority verdicts on the examples of a table, and the mean cosine of each group."""
 
     examples: int
     related: int
     distant: int
-    split: int  # as many say one as the other
+    split: int  # examples with equally many verdicts for both
     cosine_related: float | None
     cosine_distant: float | None
 
@@ -102,7 +101,7 @@ class VerdictSummary:
 
 
 def summarize_verdicts(rows: Sequence[Mapping[str, Any]]) -> VerdictSummary | None:
-    """None where nobody has judged anything."""
+    """Summarize the verdicts, or return None if there are none."""
     judged = [(row, row["related"] - row["distant"]) for row in rows if row.get("related") or row.get("distant")]
     if not judged:
         return None
@@ -119,7 +118,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     from memlens.experiments import charts
 
     table = pa.Table.from_pylist([{"cosine": row["cosine"]} for row in rows])
-    x = alt.X("cosine:Q", bin=alt.Bin(maxbins=20), title="cosine of the two words in E")
+    x = alt.X("cosine:Q", bin=alt.Bin(maxbins=20), title="cosine of the two output embeddings")
     chart = alt.Chart(table).mark_bar().encode(x=x, y=alt.Y("count()", title="prefixes"))
     return [charts.table_panel("last-layer", chart)]
 
@@ -167,14 +166,14 @@ def changes_are_distant(evidence: ex.Evidence) -> ex.Judgement:
     hint = f"{sum(row['cosine'] <= row['bar'] for row in hinted)} of {len(hinted)}"
     if summary is None or not judged:
         return ex.NOT_MEASURED if not hinted else ex.Judgement(
-            f"{hint} distant by the hint; no person has judged",
+            f"{hint} distant by the cosine hint; not judged by people",
             "",
             ex.UNCLEAR,
-            "The hint cannot tell: by its bar 95% of words that have nothing to do with each other are distant, and so "
-            "are many that people call related.",
+            "The cosine hint is not enough: it calls 95% of unrelated words distant, but also many words that people "
+            "call related.",
         )  # fmt: skip
     share = Estimate(summary.distant / judged, *wilson(summary.distant, judged))
-    yours = f"{summary.distant} of {judged} distant by people, {hint} by the hint"
+    yours = f"{summary.distant} of {judged} distant according to people, {hint} by the cosine hint"
     return ex.judge_share(share, 0.5, "one half", ex.paper_statement("distant"), yours)
 
 
@@ -187,12 +186,11 @@ EXPERIMENT = ex.prefix_experiment(
         SCHEMA,
         compute,
         question="What does the last layer change?",
-        lead="Random prefixes whose prediction the last layer turns into one that neither side had. People judged 66 "
-        "of the paper’s 100 changes to lead to a distant word, 34 to a related one.",
-        how="A random sample of last-layer compositions: the token on top of the residual before the last feed-forward "
-        "block, the token on top after it, the cosine of both in the output embedding as a hint, the memories that "
-        "pushed the change, and how many people call the two words related or distant (memlens annotate INDEX "
-        "verdicts).",
+        lead="Random prefixes for which the last layer’s output is neither the residual’s nor the layer’s token. In "
+        "the paper, people judged 66 of 100 changes as leading to a distant word, 34 to a related one.",
+        how="A random sample of last-layer compositions: the top tokens of the residual before and after the last "
+        "feed-forward block, the cosine of their output embeddings as a hint, the memories that pushed the change, and "
+        "the numbers of people who call the two words related or distant (memlens annotate INDEX verdicts).",
         draw=draw,
         note=verdict_note,
     ),
@@ -201,11 +199,11 @@ EXPERIMENT = ex.prefix_experiment(
     claims=(
         ex.Claim(
             "last-layer",
-            "The last layer’s changes lead to distant words more often than to related ones",
+            "Changes of the last layer lead to distant words more often than to related ones",
             "66 distant, 34 related, by people",
-            "Share of distant words among the sampled changes that people have judged, by majority. Appears if "
-            "Wilson’s interval lies above one half; does not if it lies below. The hint alone (related: a cosine above "
-            "95% of those between words of different changes) decides nothing.",
+            "Share of distant words among the sampled changes that people have judged, by majority. Appears if the "
+            "Wilson interval lies above one half, does not appear if it lies below. The cosine hint alone (related: a "
+            "cosine above 95% of those of unrelated words) is not enough.",
             changes_are_distant,
         ),
     ),

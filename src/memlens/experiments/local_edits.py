@@ -217,7 +217,7 @@ def last_token_matters_less_with_depth(evidence: ex.Evidence) -> ex.Judgement:
         for one, rows in ((evidence, known), (evidence.theirs, evidence.published))
     ]
     yours, theirs = (one.trend("change") for one in both)
-    return ex.judge_trend(yours, theirs, 1, ex.as_points, percent(both[0].first("change"), 0))
+    return ex.judge_trend(yours, theirs, 1, percent(both[0].first("change"), 0))
 
 
 EXPERIMENT = ex.Experiment(

@@ -1,10 +1,10 @@
-"""Patterns (Figure 2): the kinds of pattern among the trigger prefixes of a layer.
+"""Patterns (Figure 2): the kinds of pattern of the trigger prefixes of a layer.
 
-A prefix is shallow, semantic, both or not covered, by the patterns that are listed for it. The machine's patterns are
-counted for all memories (or a sample), people's for the memories they have labelled, each person on their own and only
-once they have finished. Intervals are over memories, since the prefixes of one memory belong together; where all
-memories are alike, they are Wilson's with the memories as observations. `lead` is the share of shallow prefixes less
-that of semantic ones.
+A prefix is shallow, semantic, both or not covered, depending on the patterns listed for it. Automatic patterns are
+counted for all memories (or a sample), people's patterns for the memories they labeled, separately for each person who
+has finished. Intervals are over memories, because the prefixes of one memory are not independent; if all memories are
+equal, Wilson intervals with memories as observations. `lead` is the share of shallow prefixes minus that of semantic
+ones.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ from memlens.text import cut_right, percent, plain_table, visible
 KINDS = ("shallow", "semantic", "both", "not_covered")
 HUES = {"shallow": "c1", "both": "c3", "semantic": "c2", "not_covered": "c5"}
 _PAPER_KINDS = {"shallow": "shallow", "shallow+semantic": "both", "semantic": "semantic", "not-covered": "not_covered"}
-_NAME = 15  # columns of an annotator's name
+_NAME = 15  # columns for an annotator's name
 _TOP = 25
 _EVERY = 0.95
 
@@ -33,22 +33,22 @@ _COLUMNS = (
     "patterns:int64 prefixes:int64",
     *(f"{kind}:int64" for kind in KINDS),
     *(f"{kind}_{edge}" for kind in KINDS for edge in ("low", "high")),
-    "lead lead_low lead_high each each_low each_high",  # shallow less semantic share; patterns per memory
+    "lead lead_low lead_high each each_low each_high",  # shallow minus semantic share; patterns per memory
 )
 SCHEMA = ex.schema(
     *_COLUMNS,
-    "senses auroc auroc_same_token",  # means: of memories with a pattern, of patterns
-    *ex.kind_columns("memories:int64", "patterned_memories:int64", "patterned", "low", "high"),  # of a mixture
+    "senses auroc auroc_same_token",  # means over memories with a pattern; over patterns
+    *ex.kind_columns("memories:int64", "patterned_memories:int64", "patterned", "low", "high"),  # in a mixture
 )
 PEOPLE_SCHEMA = ex.schema("annotator:string", *_COLUMNS)
 
-Listed = tuple[str, Iterable[int]]  # class and trigger ranks of a pattern
+Listed = tuple[str, Iterable[int]]  # kind and trigger ranks of a pattern
 
 
 def compute(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """The machine's patterns: one row per layer; `sample` memories of each, or all that have triggers."""
+    """Return automatic patterns: one row per layer, for `sample` memories of each or all that have triggers."""
     top = index.manifest.patterns.top if index.manifest.patterns else _TOP
     rows = []
     for layer in ex.layers_of(index, "patterns", progress):
@@ -79,7 +79,7 @@ def _patterned(memories: Sequence[Sequence[Listed]]) -> ex.Row:
 
 
 def _scores(patterns: Sequence[ex.Row]) -> ex.Row:
-    """Senses per memory that has patterns, and mean scores on held-out triggers; tables of older versions have none."""
+    """Return senses per memory with patterns, and mean scores on held-out triggers."""
     senses = {(row["memory"], row.get("sense")) for row in patterns}
     memories = {memory for memory, _ in senses}
     means: ex.Row = {"senses": len(senses) / len(memories) if memories else None}
@@ -92,7 +92,7 @@ def _scores(patterns: Sequence[ex.Row]) -> ex.Row:
 def compute_people(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """People's patterns: one row per layer and person who has finished; empty where nobody has."""
+    """Return people's patterns: one row per layer and person who has finished."""
     annotations = Annotations(index)
     labels, drawn = annotations.labels(), annotations.sample
     top = drawn.top if drawn else _TOP
@@ -112,7 +112,7 @@ def compute_people(
 
 
 def _filled(index: Index, layer: int, top: int) -> dict[int, int]:
-    """Memories of a layer that have triggers -> how many of the first `top`."""
+    """Return {memory with triggers: number of its first `top` triggers} of a layer."""
     query = (
         """SELECT memory, count(*) AS n FROM {triggers} WHERE layer = $1 AND "end" = 'top' AND rank < $2 GROUP BY 1"""
     )
@@ -146,7 +146,7 @@ def _kinds(filled: int, listed: list[Listed]) -> list[int]:
 
 
 def _intervals(counts: NDArray[np.int64], random: np.random.Generator) -> tuple[list[Any], list[Any]]:
-    """95% intervals of the shares; counts [memories, kinds]."""
+    """Return 95% intervals of the shares; counts [memories, kinds]."""
     shares = [ratio_estimate(column, counts.sum(1), random) for column in counts.T]
     return [share and max(share.low, 0.0) for share in shares], [share and min(share.high, 1.0) for share in shares]
 
@@ -168,7 +168,13 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
         _panel("patterns", rows, YOURS, model.layers),
         _panel("patterns-paper", published(), PAPER, ex.PAPER_LAYERS),
         *ex.draw_kinds(
-            "patterns", rows, "patterned", "with a pattern, by kind", ".0%", "Memories with a pattern", model
+            "patterns",
+            rows,
+            "patterned",
+            "share of memories with a pattern, by kind",
+            ".0%",
+            "Memories with a pattern",
+            model,
         ),
     ]
 
@@ -190,7 +196,7 @@ def draw_people(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 def _panel(name: str, rows: list[ex.Row], whose: str, layers: int) -> ex.Panel:
     from memlens.experiments.charts import stacked_panel
 
-    text = f"Kinds of pattern among the trigger prefixes, by {whose}, by depth"
+    text = f"Kinds of pattern of trigger prefixes, {whose}, by depth"
     return stacked_panel(name, rows, "pattern", HUES, whose, layers, text)
 
 
@@ -216,7 +222,7 @@ def print_people(tables: ex.Rows) -> list[Any]:
     for row in people:
         cells = [str(row["layer"]), f"{row['memories']:,}", *(column.cell(row) for column in _CELLS)]
         table.add_row(Text(cut_right(visible(row["annotator"]), _NAME)), *cells)
-    return ["by people who have finished", table]
+    return ["labels of people who have finished", table]
 
 
 def false_discoveries(index: Index, rows: list[ex.Row]) -> tuple[str, str] | None:
@@ -226,7 +232,7 @@ def false_discoveries(index: Index, rows: list[ex.Row]) -> tuple[str, str] | Non
 
 def rate_of_chance(index: Index) -> str:
     noted = index.manifest.patterns
-    return f"at most {noted.rate:.2g} of each kind by chance; semantic: beyond the last token" if noted else ""
+    return f"false discovery rate {noted.rate:.2g} per family; semantic: beyond the last token" if noted else ""
 
 
 def shallow_below_semantic_above(evidence: ex.Evidence) -> ex.Judgement:
@@ -235,10 +241,10 @@ def shallow_below_semantic_above(evidence: ex.Evidence) -> ex.Judgement:
     if not above:
         return ex.NOT_MEASURED
     top = ex.mean_of(above)
-    more = "more" if top.high < 0 else "no more" if top.low > 0 else "perhaps more"
-    words = f"in the upper third {more} prefixes are semantic than shallow (lead of shallow {ex.as_points(top.value)})"
-    first = f"a lead of {ex.as_points(evidence.first('lead') or 0)}"
-    return ex.judge_trend(yours, theirs, -1, ex.as_points, first, (top.high < 0, words))
+    more = "more" if top.high < 0 else "not more" if top.low > 0 else "perhaps more"
+    words = f"in the upper third {more} prefixes are semantic than shallow ({ex.as_points(-top.value)})"
+    first = f"shallow minus semantic {ex.as_points(evidence.first('lead') or 0)}"
+    return ex.judge_trend(yours, theirs, -1, first, (top.high < 0, words))
 
 
 def every_key_has_one(evidence: ex.Evidence) -> ex.Judgement:
@@ -246,13 +252,13 @@ def every_key_has_one(evidence: ex.Evidence) -> ex.Judgement:
     if not memories:
         return ex.NOT_MEASURED
     share = Estimate(patterned / memories, *wilson(patterned, memories))
-    return ex.judge_share(share, _EVERY, "the bar for “every”", 1.0, f"{patterned:,} of {memories:,}")
+    return ex.judge_share(share, _EVERY, "the threshold for “every”", 1.0, f"{patterned:,} of {memories:,}")
 
 
 def patterns_a_key(evidence: ex.Evidence) -> ex.Judgement:
     known = [estimate for row in evidence.rows if (estimate := ex.prefix_estimate([row], "each"))]
     mean = ex.mean_of(known) if known else None
-    return ex.judge_size(mean, ex.paper_statement("patterns_a_key"), lambda size: f"{size:.2f}", "a key")
+    return ex.judge_size(mean, ex.paper_statement("patterns_a_key"), lambda size: f"{size:.2f}", "per key")
 
 
 def triggers_are_covered(evidence: ex.Evidence) -> ex.Judgement:
@@ -262,30 +268,29 @@ def triggers_are_covered(evidence: ex.Evidence) -> ex.Judgement:
     if not covered:
         return ex.NOT_MEASURED
     mean, least, most = ex.mean_of(covered), *(ex.paper_statement(f"covered_{end}") for end in ("least", "most"))
-    judged = ex.judge_share(mean, least, "the paper’s least", None, f"{percent(mean.value)} of triggers")
-    return judged.and_also(f"more than the paper’s most, {percent(most, 0)}") if mean.low > most else judged
+    judged = ex.judge_share(mean, least, "the lowest published share", None, f"{percent(mean.value)} of triggers")
+    return judged.and_also(f"above the highest published share, {percent(most, 0)}") if mean.low > most else judged
 
 
 EXPERIMENT = ex.Experiment(
     "patterns",
     "Figure 2",
-    "Kinds of pattern among trigger prefixes",
+    "Kinds of pattern of trigger prefixes",
     (
         ex.ResultTable(
             "patterns",
             SCHEMA,
             compute,
             question="What kind of pattern do triggers share?",
-            lead="In the paper, keys of lower layers pick out wordings and keys of upper layers pick out subjects.",
-            how="A pattern is something that at least three of a memory’s strongest trigger prefixes have in common: "
-            "shallow if it is a recurring wording, semantic if it is a recurring subject. A prefix counts as shallow, "
-            "semantic, both or not covered, by the patterns it contains. The paper’s people labelled ten memories a "
-            "layer; memlens finds patterns by machine, for every memory, so the two are alike in kind but not in "
-            "procedure. A subject counts only beyond what the last tokens imply: triggers are compared with prefixes "
-            "of other documents that have the same last tokens. AUROC, mean over patterns: how well a pattern tells "
-            "triggers that were held out from random prefixes, and from prefixes with the same last tokens. "
-            "Intervals: over memories, since the prefixes of one memory belong together. Which "
-            "patterns are believed is decided once for the whole model (Benjamini and Hochberg).",
+            lead="In the paper, keys of lower layers detect wordings and keys of upper layers detect subjects.",
+            how="A pattern is a property that at least three of a memory’s strongest trigger prefixes share: shallow "
+            "for a recurring wording, semantic for a recurring subject. A prefix is shallow, semantic, both or not "
+            "covered, depending on its patterns. In the paper, people labeled ten memories per layer; memlens finds "
+            "patterns automatically for every memory, so the procedures differ. A subject counts only beyond what the "
+            "last tokens imply: triggers are compared with prefixes of other documents that have the same last tokens. "
+            "AUROC, mean over patterns: how well a pattern separates held-out triggers from random prefixes, and from "
+            "prefixes with the same last tokens. Intervals over memories, because the prefixes of one memory are not "
+            "independent. The false discovery rate is controlled for the whole model (Benjamini and Hochberg).",
             draw=draw,
             published=published,
             contract=("layer", "prefixes", "patterned_memories", *KINDS),
@@ -296,9 +301,9 @@ EXPERIMENT = ex.Experiment(
             PEOPLE_SCHEMA,
             compute_people,
             question="What kind of pattern do people see?",
-            lead="The same shares from the labels of people who have finished, each on their own.",
-            how="People describe patterns of sampled memories, each in at least three prefixes, shallow or semantic, "
-            "and tick the prefixes; nobody sees another’s labels before finishing. Intervals: over the person’s "
+            lead="The same shares from the labels of people who have finished, one chart per person.",
+            how="People describe patterns of sampled memories, each with at least three prefixes, as shallow or "
+            "semantic, and mark the prefixes. They see other labels only after finishing. Intervals over the person’s "
             "memories.",
             draw=draw_people,
             command="memlens annotate INDEX sample",
@@ -312,31 +317,31 @@ EXPERIMENT = ex.Experiment(
             "patterns",
             "Upper layers hold fewer shallow and more semantic patterns than lower ones",
             "shallow in layers 0–8, semantic in 9–15",
-            "Share of shallow less that of semantic prefixes, by layer. " + ex.RULE_OF_TRENDS + " It appears in part, "
-            "too, if semantic prefixes do not outnumber shallow ones in the upper third (the crossover).",
+            "Share of shallow minus share of semantic prefixes, by layer. " + ex.RULE_OF_TRENDS + " Also in part if "
+            "semantic prefixes do not outnumber shallow ones in the upper third (the crossover).",
             shallow_below_semantic_above,
         ),
         ex.Claim(
             "every-key",
             "Every key has at least one pattern",
             "160 of 160 keys",
-            "Share of memories with a pattern, all layers together, Wilson’s interval. Appears if it lies above 95%; "
-            "does not if it lies below.",
+            "Share of memories with a pattern, over all layers, Wilson interval. Appears if it lies above 95%, does "
+            "not appear if it lies below.",
             every_key_has_one,
         ),
         ex.Claim(
             "patterns-a-key",
             "A key has 3.6 patterns",
             "3.6 on average",
-            "Patterns a memory, mean over layers. " + ex.RULE_OF_SIZES,
+            "Patterns per memory, mean over layers. " + ex.RULE_OF_SIZES,
             patterns_a_key,
         ),
         ex.Claim(
             "covered",
-            "65% to 80% of triggers carry a pattern",
+            "65% to 80% of triggers have a pattern",
             "65% to 80%",
             "Share of trigger prefixes with a pattern, mean over layers. Appears if the 95% interval lies above 65% "
-            "(more than 80% is said); does not if it lies below.",
+            "(more than 80% is reported), does not appear if it lies below.",
             triggers_are_covered,
         ),
     ),

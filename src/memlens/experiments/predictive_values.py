@@ -1,12 +1,12 @@
-"""Predictive values (Figure 6 and Table 2): confident values beside what follows their triggers.
+"""Predictive values (Figure 6 and Table 2): confident values and the tokens that follow their triggers.
 
-Table 2: the values with the highest max p, and for each its Precision@50: the share of its top 50 triggers (fewer if
-the scan kept fewer) whose next token is the value's top token; triggers that end their sentence take no part. A value
-agrees if that holds for at least one. Memories without any such trigger are not candidates. `chance` is how likely it
-would agree if its triggers were followed by tokens drawn at random from those that follow all triggers of its layer:
-1 - (1 - f)^n for n triggers and a share f of the value's top token among these tokens.
-Figure 6: agreement with the top-1 trigger by max p, in bins that are equally wide: on a log scale, since max p spans
-orders of magnitude in most models, or linear as in the paper where the index was made with one of its presets.
+Table 2: the values with the highest max p, each with its Precision@50: the share of its top 50 triggers (or fewer, if
+the scan kept fewer) whose next token is the value's top token. Triggers at the end of a sentence are excluded. A value
+agrees if at least one trigger matches. Memories without such triggers are not candidates. `chance` is the probability
+of agreement if triggers were followed by random tokens that follow triggers of the layer: 1 - (1 - f)^n for n triggers
+and a share f of the value's top token among these tokens.
+Figure 6: agreement with the top-1 trigger by max p, in bins of equal width: logarithmic, because max p spans orders of
+magnitude in most models, or linear as in the paper if the index was made with one of its presets.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ from memlens.progress import Progress, no_progress
 from memlens.stats import Estimate, contrast, share_interval, slope_weights, wilson
 from memlens.text import curve, number, percent, plain_table, quoted
 
-_CONFIDENT_FROM = 0.625  # layers 10 to 15 of the paper's 16 are those deeper than this
+_CONFIDENT_FROM = 0.625  # layers 10 to 15 of the paper's 16 are deeper than this
 _SHOWN = 10
 TRIGGERS, BINS = 50, 8
 _SMALL = 0.1
@@ -31,8 +31,8 @@ _SMALL = 0.1
 SCHEMA = ex.schema(
     "layer:int32 memory:int32 max_p:float32 token:int32",  # the value's top token
     "precision agrees:bool",
-    "triggers:int64 no_next:int64",  # that take part; left out since they end their sentence
-    "chance precision_chance",  # to agree, and of one trigger, with tokens drawn from those after the layer's triggers
+    "triggers:int64 no_next:int64",  # triggers with a next token; triggers at the end of a sentence
+    "chance precision_chance",  # expected agreement and precision with random tokens that follow triggers of the layer
 )
 BINS_SCHEMA = ex.schema("bin:int32 from_p to_p memories:int64 agree:int64 rate low high")
 
@@ -40,17 +40,17 @@ BINS_SCHEMA = ex.schema("bin:int32 from_p to_p memories:int64 agree:int64 rate l
 def compute(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = 100, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """The `sample` most confident values (all for None), most confident first, then by layer and memory."""
+    """Return the `sample` most confident values (None: all), most confident first, then by layer and memory."""
     table = pa.concat_tables(
         [_precisions(index, layer) for layer in ex.layers_of(index, "predictive-values", progress)]
     )
-    order = np.argsort(-table.column("max_p").to_numpy(), kind="stable")  # layers and memories come in order
+    order = np.argsort(-table.column("max_p").to_numpy(), kind="stable")  # rows are ordered by layer and memory
     rows: list[ex.Row] = table.take(order if sample is None else order[:sample]).to_pylist()
     return rows
 
 
 def _precisions(index: Index, layer: int) -> pa.Table:
-    """Every candidate of a layer."""
+    """Return the rows of all candidates of a layer."""
     from memlens.vocab.table import read_next_tokens
 
     values = index.table("values", ["max_p", "argmax"], [("layer", "=", layer)])
@@ -80,7 +80,7 @@ def _precisions(index: Index, layer: int) -> pa.Table:
 
 
 def _shares(next_tokens: NDArray[Any], argmax: NDArray[Any]) -> NDArray[np.float64]:
-    """The share of each memory's top token among all next tokens [memories, triggers] of the layer."""
+    """Return the share of each memory's top token among all next tokens [memories, triggers] of the layer."""
     pool = next_tokens[next_tokens >= 0].astype(np.int64)
     times = np.bincount(pool, minlength=int(argmax.max(initial=-1)) + 1)
     shares: NDArray[np.float64] = times[argmax] / max(len(pool), 1)
@@ -90,7 +90,7 @@ def _shares(next_tokens: NDArray[Any], argmax: NDArray[Any]) -> NDArray[np.float
 def compute_bins(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """All memories with a target by max p; `sample` is not used."""
+    """Return agreement of all memories with a target by bin of max p; `sample` is ignored."""
     from memlens.vocab.table import default_reading
 
     targets = [read_targets(index, layer) for layer in index.layers]
@@ -104,7 +104,7 @@ def compute_bins(
 
 
 def bin_edges(max_p: NDArray[np.float64], logarithmic: bool) -> NDArray[np.float64]:
-    """BINS + 1 edges from the lowest to the highest; a bin holds its lower edge, the last one also its upper."""
+    """Return BINS + 1 edges; a bin includes its lower edge, the last bin also its upper edge."""
     space = np.geomspace if logarithmic else np.linspace
     return np.asarray(space(max_p.min(), max_p.max(), BINS + 1), np.float64)
 
@@ -130,7 +130,7 @@ def published_bins() -> list[ex.Row]:
 
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
-    """Plot the most confident values by layer."""
+    """Plot the number of confident values by layer."""
     from memlens.experiments import charts
 
     where = Counter(row["layer"] for row in rows)
@@ -141,7 +141,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def draw_bins(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
-    """Agreement against the value's confidence; both axes are the same for any model."""
+    """Plot agreement against the value's confidence."""
     import altair as alt
 
     from memlens.experiments import charts
@@ -155,11 +155,11 @@ def draw_bins(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     ]
     axis = alt.X(
         "max_p:Q",
-        title="highest probability of the value, max p",
+        title="highest probability in the value, max p",
         scale=alt.Scale(type="log", nice=False),
         axis=alt.Axis(format=".0~e", values=charts.LOG_TICKS, labelOverlap="greedy", labelSeparation=8),
     )
-    chart = charts.curves(both, "memories that agree", ".0%", model.layers, x=axis)
+    chart = charts.curves(both, "share of memories that agree", ".0%", model.layers, x=axis)
     return [charts.panel("predictive-values-bins", chart, "Agreement by the value's confidence")]
 
 
@@ -173,11 +173,11 @@ def print_values(index: Index, tables: ex.Rows, width: int, origin: str) -> tupl
     if rows:
         words += f"; mean precision {percent(sum(row['precision'] for row in rows) / len(rows))}"
         words += f", {sum(row['agrees'] for row in rows):,} agree with a trigger"
-        words += f" (by chance {sum(row['chance'] for row in rows):,.1f})" if "chance" in rows[0] else ""
+        words += f" (expected by chance: {sum(row['chance'] for row in rows):,.1f})" if "chance" in rows[0] else ""
     where = Counter(row["layer"] for row in rows)
     curves = Table.grid(padding=(0, 2, 0, 0))
     counts = [float(where[layer]) for layer in index.layers]
-    curves.add_row("by layer", Text(curve(counts), "cyan"), Text(f"{max(counts):,.0f} at most", "dim"))
+    curves.add_row("by layer", Text(curve(counts), "cyan"), Text(f"maximum {max(counts):,.0f}", "dim"))
     rates = [row["rate"] for row in bins]
     if bins:
         range_ = f"agreement for max p {number(bins[0]['from_p'])} to {number(bins[-1]['to_p'])}, up to "
@@ -206,8 +206,8 @@ def confident_values_sit_high(evidence: ex.Evidence) -> ex.Judgement:
     first = sum(row["layer"] == 0 for row in rows)
     share = Estimate(count / len(rows), *wilson(count, len(rows)))
     published = ex.paper_statement("confident_in_upper_layers")
-    judged = ex.judge_share(share, even, "an even spread over the layers", published, f"{count} of {len(rows)}")
-    return judged.and_also(f"in layer 0 by itself: {first}")
+    judged = ex.judge_share(share, even, "an even distribution over layers", published, f"{count} of {len(rows)}")
+    return judged.and_also(f"layer 0: {first}")
 
 
 def confident_values_predict(evidence: ex.Evidence) -> ex.Judgement:
@@ -218,10 +218,10 @@ def confident_values_predict(evidence: ex.Evidence) -> ex.Judgement:
     share = Estimate(agree / len(rows), *wilson(agree, len(rows)))
     chance = sum(row.get("chance") or 0 for row in rows) / len(rows)
     published = ex.paper_statement("confident_and_agreeing")
-    judged = ex.judge_share(share, chance, "what chance gives", published, f"{agree} of {len(rows)}")
+    judged = ex.judge_share(share, chance, "the chance level", published, f"{agree} of {len(rows)}")
     precision = sum(row["precision"] or 0 for row in rows) / len(rows)
     by_chance = sum(row.get("precision_chance") or 0 for row in rows) / len(rows)
-    return judged.and_also(f"mean precision {percent(precision)}, by chance {percent(by_chance)}")
+    return judged.and_also(f"mean precision {percent(precision)}, expected by chance: {percent(by_chance)}")
 
 
 def confidence_brings_agreement(evidence: ex.Evidence) -> ex.Judgement:
@@ -237,16 +237,16 @@ def confidence_brings_agreement(evidence: ex.Evidence) -> ex.Judgement:
     )
     side = "above" if yours.low > 0 else "below" if yours.high < 0 else "on both sides of"
     return ex.Judgement(
-        f"{ex.as_points(yours.value)} a bin",
+        f"{ex.as_points(yours.value)} per bin",
         f"{ex.as_points(yours.low)} to {ex.as_points(yours.high)}",
         verdict,
-        f"The slope’s interval lies {side} 0; {ends or 'no counts'}; published "
+        f"The interval of the slope lies {side} 0; {ends or 'no counts'}; published "
         f"{' and '.join(percent(row['rate']) for row in (evidence.published[0], evidence.published[-1]))}.",
     )
 
 
 def _slope(bins: list[ex.Row]) -> Estimate | None:
-    """The slope of agreement over the number of the bin, bins weighed by their memories (unknown for the paper's)."""
+    """Return the slope of agreement over the bin number, bins weighted by memories (unknown for the paper's bins)."""
     known = {place: estimate for place, row in enumerate(bins) if (estimate := ex.estimate_of(row, "rate"))}
     if len(known) < 2:
         return None
@@ -264,12 +264,12 @@ EXPERIMENT = ex.Experiment(
             SCHEMA,
             compute,
             question="Where are the most confident values?",
-            lead="The hundred values with the highest max p, by layer. In the paper 97 of them lie in layers 10 to 15.",
+            lead="The hundred values with the highest max p, by layer. In the paper, 97 of them are in layers 10 to "
+            "15.",
             how="Values are ordered by max p(v). Precision is the share of a memory’s top triggers whose next token is "
-            "the token that its value promotes most; a value agrees if that is so for at least one. Chance is how "
-            "likely it would agree if its triggers were followed by tokens drawn at random from those that follow all "
-            "triggers of its layer, its own among them: 1 − (1 − f)ⁿ for n triggers and a share f of the value’s top "
-            "token.",
+            "the top token of its value; a value agrees if at least one trigger matches. Chance is the probability of "
+            "agreement if triggers were followed by random tokens that follow triggers of the layer: 1 − (1 − f)ⁿ for "
+            "n triggers and a share f of the value’s top token.",
             figure="Table 2",
             draw=draw,
             contract=("layer", "memory", "max_p", "token", "precision"),
@@ -278,10 +278,10 @@ EXPERIMENT = ex.Experiment(
             "predictive-values-bins",
             BINS_SCHEMA,
             compute_bins,
-            question="Are confident values right more often?",
-            lead="Agreement of all memories, by how confident their value is.",
-            how="All memories are put into bins by max p(v); the share of memories that agree (as above) is shown for "
-            "each bin.",
+            question="Do confident values agree more often?",
+            lead="Agreement of all memories by the confidence of their value.",
+            how="Memories are grouped into bins by max p(v). The chart shows the share of memories in each bin whose "
+            "value’s top token follows their top trigger.",
             figure="Figure 6",
             draw=draw_bins,
             published=published_bins,
@@ -295,28 +295,28 @@ EXPERIMENT = ex.Experiment(
     claims=(
         ex.Claim(
             "confident-values",
-            "The most confident values sit in the upper layers",
+            "The most confident values are in the upper layers",
             "97 of 100 in layers 10–15",
-            "Share of the most confident values in layers deeper than 0.625 (10–15 of the paper's 16), Wilson’s "
-            "interval. Appears if it lies above an even spread over the layers; does not if it lies below.",
+            "Share of the most confident values in layers deeper than 0.625 (10–15 of the paper's 16), Wilson "
+            "interval. Appears if it lies above an even distribution over layers, does not appear if it lies below.",
             confident_values_sit_high,
         ),
         ex.Claim(
             "predictive-values",
-            "Confident values predict what follows their triggers",
+            "Confident values predict the next token of their triggers",
             "46 of 100",
-            "Share of the most confident values whose top token follows at least one of their triggers, Wilson’s "
-            "interval. By chance: the same if triggers were followed by tokens drawn at random from those after all "
-            "triggers of the layer. Appears if the interval lies above chance; does not if it lies below.",
+            "Share of the most confident values whose top token follows at least one of their triggers, Wilson "
+            "interval. Chance level: triggers followed by random tokens that follow triggers of the layer. Appears if "
+            "the interval lies above the chance level, does not appear if it lies below.",
             confident_values_predict,
         ),
         ex.Claim(
             "confidence-agreement",
-            "Agreement grows with a value’s largest probability",
+            "Agreement grows with the value’s largest probability",
             "0.2% in the lowest bin of max p, 100% in the highest",
-            "Slope of agreement over the bins of max p, each counted by its memories; the interval follows from "
-            "Wilson’s of the bins. Appears if it lies above 0, in part if it ends below a hundredth of the published "
-            "slope (whose bins are the paper’s own); does not appear if it lies below 0, or ends below that.",
+            "Slope of agreement over the bins of max p, weighted by memories; its interval follows from the Wilson "
+            "intervals of the bins. Appears if it lies above 0, in part if it ends below a hundredth of the published "
+            "slope (the paper has different bins), does not appear if it lies below 0 or ends below that.",
             confidence_brings_agreement,
             table="predictive-values-bins",
         ),

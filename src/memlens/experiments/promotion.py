@@ -1,10 +1,9 @@
-"""Promotion (beyond the paper): does what follows a memory's triggers stand at the top of its value, or at the bottom?
+"""Promotion (beyond the paper): whether tokens after a memory's triggers are at the top or bottom of its value.
 
-The standing of a token under a value is the share of all other tokens that score lower: 1 is the top, 0 the bottom. One
-row per memory: the mean standing of the tokens after its top 50 triggers, how many of these stand in the top tenth and
-in the bottom tenth, and, as chance, the mean standing of the tokens after another memory's triggers under the same
-value. A memory promotes what follows where its own tokens stand higher than that, and suppresses it where they stand
-lower.
+The standing of a token in a value is the share of all other tokens with a lower score: 1 is the top, 0 the bottom. Each
+row has, for one memory, the mean standing of the tokens after its top 50 triggers, the numbers in the top and bottom
+tenth, and, as chance level, the mean standing of the tokens after another memory's triggers. A memory promotes the next
+token if its own tokens stand higher than that, and suppresses it if they stand lower.
 """
 
 from collections.abc import Sequence
@@ -25,9 +24,9 @@ TRIGGERS = 50
 _TENTH = 0.1
 SCHEMA = ex.schema(
     "layer:int32 memory:int32 triggers:int64",  # triggers that have a next token
-    "standing shuffled",  # means over these; over those of the next sampled memory of the layer
+    "standing shuffled",  # mean standing of its own next tokens; of those of the next sampled memory of the layer
     "top:int64 bottom:int64",  # next tokens in the top tenth and in the bottom tenth
-    # of the layer, the same in every row of it: mean standing, and mean of standing less shuffled
+    # of the layer, the same in each of its rows: mean standing, and mean of standing minus shuffled
     "layer_standing layer_standing_low layer_standing_high layer_beside layer_beside_low layer_beside_high",
 )
 
@@ -35,7 +34,7 @@ SCHEMA = ex.schema(
 def compute(
     index: Index, model: "MemoryModel", *, seed: int = 0, sample: int | None = 100, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """`sample` memories of each layer, or all that have a next token."""
+    """Return rows for `sample` memories of each layer, or for all that have a next token."""
     import torch
 
     from memlens.vocab.table import read_next_tokens
@@ -80,12 +79,12 @@ def _layer_means(rows: Sequence[ex.Row], layer: int, seed: int) -> ex.Row:
 
 
 def _beside(rows: Sequence[ex.Row]) -> NDArray[np.float64]:
-    """Standing less chance, where chance is known. [n]"""
+    """Return standing minus chance level, where it is known. [n]"""
     return np.array([row["standing"] - row["shuffled"] for row in rows if row["shuffled"] is not None])
 
 
 def _standings(scores: NDArray[Any], tokens: NDArray[np.int32]) -> NDArray[np.float64]:
-    """[n]: for each token the share of the others with lower scores [vocabulary]; -1 is no token."""
+    """Return for each token [n] the share of other tokens with lower scores [vocabulary]; -1 is no token."""
     ordered = np.sort(scores)
     lower = np.searchsorted(ordered, scores[tokens[tokens >= 0]], side="left")
     standings: NDArray[np.float64] = lower / max(len(scores) - 1, 1)
@@ -93,7 +92,7 @@ def _standings(scores: NDArray[Any], tokens: NDArray[np.int32]) -> NDArray[np.fl
 
 
 def by_layer(rows: Sequence[ex.Row]) -> list[ex.Row]:
-    """Means over the memories of a layer, and how many promote what follows."""
+    """Return means over the memories of a layer, and the share that promotes the next token."""
     by_layer_rows = []
     for layer in sorted({row["layer"] for row in rows}):
         layer_rows = [row for row in rows if row["layer"] == layer]
@@ -114,7 +113,7 @@ def by_layer(rows: Sequence[ex.Row]) -> list[ex.Row]:
 
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
-    """Mean standing by depth, beside that of other memories' tokens."""
+    """Plot the mean standing by depth, with the chance level."""
     import altair as alt
 
     from memlens.experiments import charts
@@ -124,21 +123,21 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
         [{"whose": charts.YOURS, "value": row["standing"], **row} for row in layers], model.layers
     )
     chance = [
-        {"baseline": "other memories’ tokens", "layer": row["layer"], "value": row["shuffled"]}
+        {"baseline": "tokens of other memories", "layer": row["layer"], "value": row["shuffled"]}
         for row in layers
         if row["shuffled"] is not None
     ]
     baselines = charts.with_depth(chance, model.layers)
     scale = alt.Scale(zero=False)
     chart = charts.curves(
-        points, "standing of what follows (1 = top)", ".2f", model.layers, scale=scale, baselines=baselines
+        points, "standing of the next token (1 = top)", ".2f", model.layers, scale=scale, baselines=baselines
     )
-    text = "Mean standing of the tokens after a memory's triggers under its value, by depth"
+    text = "Mean standing of the next tokens in the value, by depth"
     return [charts.panel("promotion", chart, text, layers, "standing")]
 
 
 def say_where(index: Index, rows: list[ex.Row]) -> tuple[str, str] | None:
-    """Say in which layers values surely promote what follows, and in which they suppress it."""
+    """Name the layers whose values promote the next token, and those whose values suppress it."""
     layers = [row for row in by_layer(rows) if row["beside"] is not None]
     if not layers:
         return None
@@ -151,8 +150,9 @@ def say_where(index: Index, rows: list[ex.Row]) -> tuple[str, str] | None:
     where = f" (layers {', '.join(map(str, downs))})" if downs else ""
     return (
         "direction",
-        f"Values surely promote what follows their triggers in {len(ups)} of {len(sure)} layers and suppress it in "
-        f"{len(downs)}{where}, with intervals that hold for all layers at once.",
+        f"Values promote the next token in {len(ups)} of {len(sure)} layers and suppress it in {len(downs)}{where}, "
+        f"with "
+        "intervals that hold for all layers at once.",
     )
 
 
@@ -167,19 +167,19 @@ def _is_below(estimate: Estimate) -> bool:
 EXPERIMENT = ex.Experiment(
     "promotion",
     "beyond the paper",
-    "Values that promote or suppress what follows their triggers",
+    "Values that promote or suppress the next token of their triggers",
     (
         ex.ResultTable(
             "promotion",
             SCHEMA,
             compute,
-            question="Do values promote what follows, or suppress it?",
-            lead="Above the thin line a layer’s values promote what follows their own triggers; below it they "
-            "push it down.",
-            how="For a random choice of memories in each layer, the standing of the tokens that really follow their "
-            "triggers among all tokens, by the scores of the value: 1 is the top, 0 the bottom. Dotted: the tokens "
-            "that follow another memory’s triggers, under the same value, which is what frequent tokens alone give. "
-            "Intervals: over memories.",
+            question="Do values promote or suppress the next token?",
+            lead="Above the thin line, values promote the tokens that follow their triggers; below it, they suppress "
+            "them.",
+            how="For random memories of each layer, the standing of the tokens that follow their triggers among all "
+            "tokens, by the scores of the value: 1 is the top, 0 the bottom. Dotted: the tokens that follow another "
+            "memory’s triggers, in the same value, which reflects the frequency of tokens alone. Intervals over "
+            "memories.",
             draw=draw,
             contract=("layer", "memory", "standing", "shuffled", "layer_standing", "layer_beside"),
             note=say_where,
@@ -191,7 +191,7 @@ EXPERIMENT = ex.Experiment(
     picture=ex.Picture(
         (
             ex.Column("standing", "standing", ex.short),
-            ex.Column("others’", "shuffled", ex.short),
+            ex.Column("shuffled", "shuffled", ex.short),
             ex.Column("promote", "promote", interval=("promote_low", "promote_high")),
             ex.Column("top 10%", "top"),
             ex.Column("bottom 10%", "bottom"),

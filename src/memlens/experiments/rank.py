@@ -1,7 +1,7 @@
-"""Rank (Figure 5): the place of the token after the top-1 trigger in the distribution of the memory's value.
+"""Rank (Figure 5): the rank of the token after the top-1 trigger in the distribution of the memory's value.
 
-Quartiles over the memories of a layer; rank 1 is the top token. The interval is of the median. `shuffled` is the median
-rank of another memory's target under the same value: what the frequency of tokens alone gives.
+Quartiles over the memories of a layer; rank 1 is the top token. The interval is that of the median. `shuffled` is the
+median rank of another memory's target in the same value, which reflects the frequency of tokens alone.
 """
 
 from dataclasses import replace
@@ -18,18 +18,18 @@ from memlens.stats import generator, median_interval
 from memlens.text import percent
 
 SCHEMA = ex.schema(
-    "layer:int32 q1 median q3 low high",  # low and high of the median
-    "memories:int64 vocabulary:int64",  # that take part; what a rank is out of
+    "layer:int32 q1 median q3 low high",  # interval of the median
+    "memories:int64 vocabulary:int64",  # memories with a target; size of the vocabulary
     "shuffled",  # median rank of the targets of other memories of the layer
-    "no_trigger:int64 no_next:int64",  # left out
-    *ex.kind_columns("memories:int64", "median", "low", "high"),  # of a mixture
+    "no_trigger:int64 no_next:int64",  # excluded memories
+    *ex.kind_columns("memories:int64", "median", "low", "high"),  # in a mixture
 )
 
 
 def compute(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """One row per layer; `sample` memories of each, or all."""
+    """Return one row per layer, for `sample` memories of each or all."""
     rows: list[ex.Row] = []
     for layer in ex.layers_of(index, "rank", progress):
         random = generator(seed, "rank", layer)
@@ -56,7 +56,7 @@ def published() -> list[ex.Row]:
 
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
-    """Plot ranks as shares of the vocabulary: 5,000 is one thing among 50,000 tokens and another among 250,000."""
+    """Plot ranks as shares of the vocabulary, so that models can be compared."""
     import altair as alt
 
     from memlens.experiments import charts
@@ -65,28 +65,28 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     known = [row for row in rows if row.get("shuffled") is not None]
     chance = [
         {
-            "baseline": "this model, targets shuffled",
+            "baseline": "this model, shuffled targets",
             "layer": row["layer"],
             "value": row["shuffled"] / _head(row, model),
         }
         for row in known
     ]
-    title = "rank of what follows (share of all tokens)"
+    title = "rank of the next token (share of the vocabulary)"
     scale = alt.Scale(type="log")
     baselines = charts.with_depth(chance, model.layers)
     chart = charts.bands(both, title, ".2~%", model.layers, scale=scale, ticks=charts.LOG_TICKS, baselines=baselines)
-    text = "Rank of the following token under the value, by depth"
-    kinds = ex.draw_kinds("rank", rows, "median", "median rank, by kind", ",", "Rank of what follows", model)
+    text = "Rank of the next token in the value, by depth"
+    kinds = ex.draw_kinds("rank", rows, "median", "median rank, by kind", ",", "Rank of the next token", model)
     return [charts.panel("rank", chart, text, rows, "median"), *kinds]
 
 
 def _head(row: ex.Row, model: ex.ModelShape) -> int:
-    """The number of tokens that a rank is counted among."""
+    """Return the size of the vocabulary of a rank."""
     return row.get("vocabulary") or model.vocabulary
 
 
 def _relative(rows: list[ex.Row], vocabulary: int = 0) -> list[ex.Row]:
-    """Quartiles and their intervals as shares of what a rank is out of; a layer without any stays a gap."""
+    """Return quartiles and their intervals as shares of the vocabulary; a layer without ranks keeps None."""
     columns = (*ex.QUARTILES, "low", "high", "shuffled")
     return [
         {"layer": row["layer"], "memories": row.get("memories")}
@@ -109,7 +109,7 @@ def rank_improves(evidence: ex.Evidence) -> ex.Judgement:
     ]
     yours, theirs = (source.trend("median") for source in relative)
     first = relative[0].first("median")
-    judged = ex.judge_trend(yours, theirs, -1, ex.as_points, f"median rank {percent(first)} of the vocabulary")
+    judged = ex.judge_trend(yours, theirs, -1, f"median rank {percent(first)} of the vocabulary")
     last = [row for row in known if row.get("shuffled") is not None][-1:]
     if yours is None or not last:
         return judged
@@ -126,14 +126,14 @@ EXPERIMENT = ex.Experiment(
             "rank",
             SCHEMA,
             compute,
-            question="How highly does the value rank what follows?",
-            lead="Lower is better. Line: the median memory of a layer; band: the middle half of its memories.",
+            question="How does the value rank the next token?",
+            lead="Lower is better. Line: median over the memories of a layer; band: quartiles.",
             how="The rank of the token after the strongest trigger in p(v): 1 + the number of tokens with a strictly "
-            "higher score. The table has ranks; the chart divides them by the size of the vocabulary, on a logarithmic "
-            "axis, so that models can be compared. The paper’s are divided by 20,000, the head of its adaptive "
-            "softmax: a flat value ranks all targets there, and its published quartiles below layer 6 are those of "
-            "chance among 20,000. Shuffled: the median rank of the target of the next memory of the layer. Intervals: "
-            "of the median, by order statistics.",
+            "higher score. The table has ranks. The chart divides them by the size of the vocabulary, on a logarithmic "
+            "axis, so that models can be compared. The paper’s ranks are divided by 20,000, the head of its adaptive "
+            "softmax, because a flat value ranks all targets there (inferred from the published quartiles of layers "
+            "0–5, which are uniform over 20,000). Shuffled: the median rank of the target of the next memory of the "
+            "layer. Intervals of the median by order statistics.",
             draw=draw,
             published=published,
             contract=("layer", *ex.QUARTILES),
@@ -143,9 +143,9 @@ EXPERIMENT = ex.Experiment(
     claims=(
         ex.Claim(
             "rank",
-            "The following token ranks better under the value with depth",
-            "median 9,611 of 20,000 in layer 0, 5,139 in layer 15",
-            "Median rank as a share of the vocabulary (the paper’s: of its softmax’s head), by layer. "
+            "The rank of the next token improves with depth",
+            "median 9,611 of 20,000 (inferred) in layer 0, 5,139 in layer 15",
+            "Median rank as a share of the vocabulary (for the paper: of the head of its softmax), by layer. "
             + ex.RULE_OF_TRENDS
             + ex.rule_of_enough("memories"),
             rank_improves,

@@ -1,7 +1,7 @@
 """Refinement (Figure 9): how often the residual of a layer already predicts the final token, top(r_l) == top(o_L).
 
-`step` is how much more often than in the layer before, `pace` the mean step from this layer on less the mean step up to
-it. Layers are seen on the same prefixes, so intervals of differences are over prefixes, not over shares.
+`step` is the rate minus that of the previous layer. `pace` is the mean step from this layer on minus the mean step up
+to it. All layers are measured on the same prefixes, so intervals of differences are paired over prefixes.
 """
 
 from dataclasses import replace
@@ -16,18 +16,18 @@ from memlens.text import percent
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import PrefixTables
 
-_BEND = ex.depth(9, ex.PAPER_LAYERS)  # after the paper's layer 9 its curve bends upwards
-_NEAR_BEND = 0.1  # of the depth: a layer that lies further away is another part of the curve
+_BEND = ex.depth(9, ex.PAPER_LAYERS)  # the paper's curve steepens after its layer 9
+_NEAR_BEND = 0.1  # maximum distance in depth from the bend
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 match:int64 rate low high",
-    "step step_low step_high",  # rate less that of the layer before; the interval holds for all layers at once
-    "pace pace_low pace_high",  # mean step from here on less mean step up to here, from the first scanned layer on
+    "step step_low step_high",  # rate minus that of the previous layer; the interval holds for all layers at once
+    "pace pace_low pace_high",  # mean step from here on minus mean step up to here, starting at the first scanned layer
     "trend trend_low trend_high",  # slope over relative depth from layer 1 on; the same in every row
 )
 
 
 def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
-    """Counts and rates with intervals, layer by layer."""
+    """Return counts and rates with intervals, by layer."""
     final = seen.column("final_token")
     by_layer = {layer: np.asarray(columns["residual_token"] == final) for layer, columns in seen.by_layer()}
     layers, matches = list(by_layer), np.stack(list(by_layer.values()))  # [layers, prefixes]
@@ -67,7 +67,7 @@ def published() -> list[ex.Row]:
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     from memlens.experiments.charts import share_panel
 
-    title = "residuals that have the final token on top"
+    title = "share of residuals with the final token on top"
     text = "Share of prefixes whose residual already predicts the final token, by depth"
     return [share_panel("refinement", rows, published(), "match", title, text, model)]
 
@@ -78,10 +78,10 @@ def predictions_settle(evidence: ex.Evidence) -> ex.Judgement:
     if not steps:
         return ex.NOT_MEASURED
     falls = sum(step.high < 0 for step in steps)
-    words = f"{falls} of {len(steps)} steps from layer to layer surely go down"
+    words = f"{falls} of {len(steps)} steps from layer to layer decrease"
     first = percent(evidence.first("rate"))
     yours, theirs = evidence.trend("rate"), evidence.theirs.trend("rate")
-    return ex.judge_trend(yours, theirs, 1, ex.as_points, first, (not falls, words))
+    return ex.judge_trend(yours, theirs, 1, first, (not falls, words))
 
 
 def _enough(evidence: ex.Evidence) -> ex.Evidence:
@@ -109,18 +109,21 @@ def upper_layers_settle_faster(evidence: ex.Evidence) -> ex.Judgement:
     if yours is None or theirs is None:
         return ex.NOT_MEASURED
     verdict = ex.direction(yours, theirs.value)
-    sure = "faster than" if yours.low > 0 else "more slowly than" if yours.high < 0 else "perhaps as fast as"
+    sure = "faster than" if yours.low > 0 else "more slowly than" if yours.high < 0 else "about as fast as"
     return ex.Judgement(
-        f"{ex.as_points(yours.value)} a layer more than below",
+        f"{ex.as_points(yours.value)} per layer relative to the lower part",
         f"{ex.as_points(yours.low)} to {ex.as_points(yours.high)}",
         verdict,
-        f"From {percent(_BEND, 0)} of the depth on the share grows {sure} below, by {ex.as_points(yours.value)} a "
-        f"layer; published {ex.as_points(theirs.value)}.",
+        f"From {percent(_BEND, 0)} of the depth on, the share grows {sure} before: {ex.as_points(yours.value)} per "
+        f"layer, published {ex.as_points(theirs.value)}.",
     )
 
 
 def _pace(evidence: ex.Evidence) -> Estimate | None:
-    """The pace at the layer where the paper's curve bends; None without that layer, the first or the last one."""
+    """Return the pace at the layer where the paper's curve bends.
+
+    None without that layer, the first or the last one.
+    """
     rows = _enough(evidence).rows
     away = {abs(ex.depth(row["layer"], evidence.layers) - _BEND): row for row in rows if row.get("pace") is not None}
     if not away or min(away) > _NEAR_BEND or {0, evidence.layers - 1} - {row["layer"] for row in rows}:
@@ -131,17 +134,16 @@ def _pace(evidence: ex.Evidence) -> Estimate | None:
 EXPERIMENT = ex.prefix_experiment(
     "refinement",
     "Figure 9",
-    "Residual streams that already predict the final token",
+    "Residuals that already predict the final token",
     ex.ResultTable(
         "refinement",
         SCHEMA,
         compute,
         question="When is the prediction made?",
-        lead="How many prefixes have their final token on top of the residual stream already, before each feed-forward "
-        "layer.",
+        lead="Share of prefixes whose residual already has the final token on top, before each feed-forward layer.",
         how="The share of sampled prefixes for which the top token of the residual r before a layer’s feed-forward "
-        "block is the token that the model finally predicts. States are read through the final norm and the output "
-        "embedding. Intervals: Wilson’s; of steps and paces over the same prefixes.",
+        "block is the finally predicted token. States are read through the final norm and the output embedding. "
+        "Wilson intervals; intervals of steps and paces are paired over prefixes.",
         draw=draw,
         published=published,
         contract=("layer", "prefixes", "match", "rate"),
@@ -151,38 +153,38 @@ EXPERIMENT = ex.prefix_experiment(
             "refinement",
             "The prediction settles layer by layer",
             "2.6% → 86%",
-            "Share of prefixes whose residual already has the final token on top, prefix by prefix. "
+            "Share of prefixes whose residual already has the final token on top, paired over prefixes. "
             + ex.RULE_OF_TRENDS
-            + " It appears in part, too, if a step from one layer to the next surely goes down (intervals that hold "
-            "for all layers at once)." + ex.rule_of_enough("prefixes"),
+            + " Also in part if a step from one layer to the next decreases (intervals that hold for all layers at "
+            "once)." + ex.rule_of_enough("prefixes"),
             predictions_settle,
         ),
         ex.Claim(
             "last-residual",
-            "Before the last feed-forward layer most predictions are made",
+            "Most predictions are made before the last feed-forward layer",
             "86%",
-            "Share of prefixes whose residual in the model's last layer has the final token on top. Appears if "
-            "Wilson’s interval lies above one half; does not if it lies below." + ex.rule_of_enough("prefixes"),
+            "Share of prefixes whose residual in the last layer has the final token on top. Appears if the Wilson "
+            "interval lies above one half, does not appear if it lies below." + ex.rule_of_enough("prefixes"),
             last_residual_knows_the_token,
         ),
         ex.Claim(
             "bottom-third",
             "A third of the predictions are made in the bottom few layers",
-            "31% by layer 4, the last of its lower third",
+            "31% by layer 4, the last of its lower third (inferred from the figure)",
             "Share of prefixes whose residual in the last layer of the lower third has the final token on top, "
-            "Wilson’s interval. " + ex.RULE_OF_SIZES + ex.rule_of_enough("prefixes"),
+            "Wilson interval. " + ex.RULE_OF_SIZES + ex.rule_of_enough("prefixes"),
             bottom_layers_decide_a_third,
         ),
         ex.Claim(
             "acceleration",
             "Predictions settle faster in the upper layers",
-            "from layer 9 on, by 3.2 points a layer more than before",
-            "Mean step of the share from the paper’s layer 9 on (59% of the depth; the nearest layer here) less the "
-            "mean step before, prefix by prefix. Appears if the 95% interval lies above 0, in part if it ends below a "
-            "tenth of the published difference; does not if it lies below 0 or ends below that tenth. The first, the "
-            "last and such a layer must have been scanned." + ex.rule_of_enough("prefixes"),
+            "from layer 9 on, by 3.2 points per layer more than before",
+            "Mean step of the share from the paper’s layer 9 on (59% of the depth; the nearest layer here) minus the "
+            "mean step before, paired over prefixes. Appears if the 95% interval lies above 0, in part if it ends "
+            "below a tenth of the published difference, does not appear if it lies below 0 or ends below that tenth. "
+            "The first, the last and this layer must have been scanned." + ex.rule_of_enough("prefixes"),
             upper_layers_settle_faster,
         ),
     ),
-    picture=ex.Picture((ex.Column("predict it", "rate", interval=("low", "high")),), {"rate": "predict it"}),
+    picture=ex.Picture((ex.Column("final token", "rate", interval=("low", "high")),), {"rate": "final token"}),
 )

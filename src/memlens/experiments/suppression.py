@@ -1,8 +1,8 @@
-"""Suppression (beyond the paper): how often a layer pushes the final token down, also where it is on top already.
+"""Suppression (beyond the paper): how often a layer lowers the logit of the final token, even if it is already on top.
 
-`push` is what the block adds to the logit of the token that the model finally predicts, beside the mean of all logits
-(see contributions). A prefix is identified where the residual already has the final token on top, and suppressed where
-the block then pushes it down: the residual has to hold it against its own layer.
+`push` is the block's contribution to the logit of the finally predicted token minus the mean of all logits (see
+contributions). A prefix is identified if the residual already has the final token on top, and suppressed if the block
+then lowers it.
 """
 
 from typing import TYPE_CHECKING
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 push push_low push_high",  # mean over prefixes
-    "against:int64 rate low high",  # prefixes whose final token is pushed down
-    "identified:int64 suppressed:int64 suppressed_rate suppressed_low suppressed_high",  # of those with it on top of r
+    "against:int64 rate low high",  # prefixes whose final token is lowered
+    "identified:int64 suppressed:int64 suppressed_rate suppressed_low suppressed_high",  # final token on top of r
 )
 
 
 def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
-    """Means and counts, layer by layer."""
+    """Return means and counts, by layer."""
     final = seen.column("final_token")
     rows = []
     for layer, columns in seen.by_layer():
@@ -46,12 +46,12 @@ def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
 
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
-    """Plot how often the final token is pushed down, and the mean push."""
+    """Plot how often the final token is lowered, and the mean push."""
     import altair as alt
 
     from memlens.experiments import charts
 
-    names = {"rate": "of all prefixes", "suppressed_rate": "where it is on top of the residual"}
+    names = {"rate": "of all prefixes", "suppressed_rate": "of prefixes with the final token on top"}
     edges = {"rate": ("low", "high"), "suppressed_rate": ("suppressed_low", "suppressed_high")}
     shares = [
         {"whose": charts.YOURS, "share": label, "layer": row["layer"], "value": row[name]}
@@ -60,7 +60,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
         for row in rows
         if row[name] is not None
     ]
-    title = "final tokens that the layer pushes down"
+    title = "share of final tokens that the layer lowers"
     both = charts.grouped_curves(
         charts.with_depth(shares, model.layers), "share", list(names.values()), title, ".0%", model.layers
     )
@@ -77,7 +77,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
         model.layers,
         scale=scale,
     )
-    text = "Share of prefixes whose final token the layer pushes down, by depth"
+    text = "Share of prefixes whose final token the layer lowers, by depth"
     return [
         charts.panel("suppression", both, text, rows, "rate", "%"),
         charts.panel("suppression-push", push, "Mean push on the final token's logit, by depth", rows, "push"),
@@ -87,25 +87,25 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 EXPERIMENT = ex.prefix_experiment(
     "suppression",
     "beyond the paper",
-    "Layers that push the final token down",
+    "Layers that lower the final token",
     ex.ResultTable(
         "suppression",
         SCHEMA,
         compute,
-        question="Do layers push the final token up or down?",
-        lead="Identified but suppressed: the residual has the final token on top, and the layer pushes it down.",
-        how="What a layer’s feed-forward block adds to the logit of the token that the model finally predicts, less "
-        "what it adds to the mean of all logits, at the final norm’s own scale; averaged over the sampled prefixes, "
-        "and how often it is below 0, among all prefixes and among those whose residual has that token on top. "
-        "Intervals: Wilson’s for shares, over prefixes for means.",
+        question="Do layers raise or lower the final token?",
+        lead="Suppressed: the residual has the final token on top, and the layer lowers it.",
+        how="The contribution of a layer’s feed-forward block to the logit of the finally predicted token minus the "
+        "mean of all logits, at the scale of the final norm: its mean over the sampled prefixes, and how often it is "
+        "below 0, for all prefixes and for those whose residual has that token on top. Wilson intervals for shares, "
+        "intervals over prefixes for means.",
         draw=draw,
     ),
     picture=ex.Picture(
         (
-            ex.Column("pushed down", "rate", interval=("low", "high")),
-            ex.Column("where on top", "suppressed_rate", interval=("suppressed_low", "suppressed_high")),
+            ex.Column("lowered", "rate", interval=("low", "high")),
+            ex.Column("if on top", "suppressed_rate", interval=("suppressed_low", "suppressed_high")),
             ex.Column("mean push", "push", ex.short),
         ),
-        {"rate": "pushed down", "suppressed_rate": "where on top"},
+        {"rate": "lowered", "suppressed_rate": "if on top"},
     ),
 )

@@ -1,8 +1,8 @@
-"""Vetoes (beyond the paper): memories that push the residual's top token down where a composition happens.
+"""Vetoes (beyond the paper): memories that lower the residual's top token where a composition happens.
 
-At every composition the ten memories that took most from the logit of top(r), beside the mean of all logits, are noted;
-here they are counted by memory: how often a memory was among the ten, how much it took on average, from which token
-most often. Memories that veto many different tokens and those that always veto one are told apart by `token_times`.
+For every composition, the ten memories that lowered the logit of top(r) most, relative to the mean of all logits, are
+recorded. This table counts them by memory: how often a memory was among the ten, by how much on average, and against
+which token most often. `token_times` distinguishes memories that veto many tokens from those that always veto one.
 """
 
 from collections import Counter, defaultdict
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 _DRAWN, _PRINTED = 14, 10
 SCHEMA = ex.schema(
     "layer:int32 memory:int32",
-    "times:int64 push",  # how often among the ten strongest vetoes; mean, below 0
-    "token:int32 token_text:string token_times:int64",  # most vetoed; of equally often vetoed ones the lowest id
+    "times:int64 push",  # number of compositions with this memory among the ten strongest vetoes; mean, below 0
+    "token:int32 token_text:string token_times:int64",  # the token vetoed most often; ties go to the lowest id
     "compositions:int64",  # of the layer, in the sample
 )
 
 
 def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
-    """One row per memory that vetoed at all; by layer, most often first, then by memory."""
+    """Return one row per memory with a veto, by layer, most frequent first, then by memory."""
     rows: list[ex.Row] = []
     for layer, columns in seen.by_layer():
         tokens: dict[int, Counter[int]] = defaultdict(Counter)
@@ -67,7 +67,7 @@ def _most_often(rows: Sequence[ex.Row], most: int, names: MemoryNames) -> list[e
 
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
-    """The memories that veto most often."""
+    """Plot the memories that veto most often."""
     import altair as alt
 
     from memlens.experiments import charts
@@ -77,7 +77,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
         alt.Chart(alt.Data(values=shown))
         .mark_bar()
         .encode(
-            x=alt.X("times:Q", title="compositions with a veto of this memory"),
+            x=alt.X("times:Q", title="compositions vetoed by this memory"),
             y=alt.Y("name:N", title=None, sort=[row["name"] for row in shown]),
             tooltip=["name:N", "times:Q", alt.Tooltip("push:Q", format=".3f"), "token_text:N", "token_times:Q"],
         )
@@ -86,15 +86,15 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def print_vetoes(index: Index, tables: ex.Rows, width: int, origin: str) -> tuple[str, list[Any]]:
-    """Compositions by layer, and the memories that veto most often."""
+    """Print compositions by layer, and the memories that veto most often."""
     from rich.text import Text
 
     rows = tables["vetoes"]
     compositions = {row["layer"]: row["compositions"] for row in rows}
     words = f"{len(rows):,} memories in {sum(compositions.values()):,} compositions, among {origin}"
     counts = [float(compositions.get(layer, 0)) for layer in index.layers]
-    line = Text.assemble("compositions  ", (curve(counts), "cyan"), (f"  {max(counts):,.0f} at most", "dim"))
-    table = plain_table(["memory", ">times", ">of", ">mean push", "mostly against", ">times"])
+    line = Text.assemble("compositions  ", (curve(counts), "cyan"), (f"  maximum {max(counts):,.0f}", "dim"))
+    table = plain_table(["memory", ">times", ">of", ">mean push", "most vetoed token", ">times"])
     for row in _most_often(rows, _PRINTED, index.names):
         table.add_row(
             Text(row["name"], "bold"),
@@ -110,15 +110,15 @@ def print_vetoes(index: Index, tables: ex.Rows, width: int, origin: str) -> tupl
 EXPERIMENT = ex.prefix_experiment(
     "vetoes",
     "beyond the paper",
-    "Memories that push the residual's token down",
+    "Memories that lower the residual's top token",
     ex.ResultTable(
         "vetoes",
         SCHEMA,
         compute,
-        question="Which memories veto?",
-        lead="Memories that push the residual’s favourite down when a layer changes the prediction.",
-        how="Over all sampled compositions, the memories whose part in the logit of the residual’s top token is most "
-        "negative: how often, how strongly, and against which token.",
+        question="Which memories veto the residual’s token?",
+        lead="Memories that lower the residual’s top token when a layer changes the prediction.",
+        how="For all sampled compositions, the memories with the most negative contribution to the logit of the "
+        "residual’s top token: how often, how strongly, and against which token.",
         draw=draw,
     ),
     terminal=print_vetoes,
