@@ -170,10 +170,10 @@ def test_the_demo_tells_of_the_planted_memory_by_silencing_it(made: Paths) -> No
     index = memlens.open_index(made["index"])
     model = index.load_model()
     finding = most_needed(Material(index), model)
-    assert finding is not None and f"Without {PLANTED} alone, ' of'" in finding.title
+    assert finding is not None and f"Without {PLANTED}, ' of'" in finding.title
     verb, folder, prompt, *options = shlex.split(finding.command)[1:]
     assert (verb, folder) == ("trace", str(index.folder)) and options == ["--token", " of", "--set", f"{PLANTED}=0"]
     compared = memlens.intervene(model, prompt, f"{PLANTED}=0", token=" of")
     p, without = compared.before.token.p, compared.after.token.p
-    assert f"is {p:.3f} there" in finding.lines[1] and f"it is {without:.3f}" in finding.lines[1]
+    assert f"is {p:.3f};" in finding.lines[1] and f"it is {without:.3f}" in finding.lines[1]
     assert f"{p / without:.1f} times" in finding.title and main(shlex.split(finding.command)[1:]) == 0

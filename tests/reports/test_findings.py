@@ -91,7 +91,7 @@ def test_the_clearest_memory_promotes_most_words_of_the_sentences_that_fire_it(f
     order, description = min(found)
     insight = only(full, "memory")
     assert len({one[0][:4] for one in found}) > 1, "nothing to choose between"
-    assert insight.title.startswith(f"L{order[5]}N{order[6]} knows ")
+    assert insight.title.startswith(f"L{order[5]}N{order[6]} detects ")
     assert insight.title.endswith(visible(description).removeprefix("about: "))
     assert (order[3] == 0) == (not any("are words of those sentences" in line for line in insight.lines))
 
@@ -101,7 +101,7 @@ def test_the_rarest_memory_fires_on_the_fewest_prefixes(bare: memlens.Index) -> 
     alive = [row for row in rows_of(bare, "memories") if filled[row["layer"], row["memory"]] >= 5]
     rarest = min(alive, key=lambda row: (row["frequency"], row["layer"], row["memory"]))
     title = only(bare, "rarest").title
-    assert title.startswith(f"L{rarest['layer']}N{rarest['memory']} waits: it fires on ")
+    assert title.startswith(f"L{rarest['layer']}N{rarest['memory']} is rarely active: on ")
     assert f"{rarest['frequency']:.2%}" in title
 
 
@@ -120,7 +120,7 @@ def test_the_token_of_most_values_is_counted_and_its_command_lists_them(
 def test_dead_memories_are_counted(bare: memlens.Index) -> None:
     rows = rows_of(bare, "memories")
     dead = sum(row["dead"] for row in rows)
-    every = f"Every one of {len(rows):,} memories fires somewhere in this corpus"
+    every = f"All {len(rows):,} memories are active somewhere in this corpus"
     assert only(bare, "dead").title.startswith(f"{dead:,} of {len(rows):,} memories" if dead else every)
 
 
@@ -146,7 +146,7 @@ def test_where_predictions_settle_is_read_off_the_table(
     insight = only(full, "settling")
     assert insight.title == f"{title} prediction settles layer by layer"
     assert f"{rates[0]:.1%} in layer 0" in insight.lines[0] and f"{rates[-1]:.1%} in layer 15" in insight.lines[0]
-    assert insight.lines[1] == f"{crossed} begins with more than half of its predictions made, beyond doubt"
+    assert insight.lines[1] == f"{crossed} starts with more than half of the predictions made (95% interval)"
     assert f"verdict: {verdict}" in insight.lines
 
 
@@ -156,8 +156,8 @@ def test_the_share_of_compositions_is_the_mean_over_layers(full: memlens.Index) 
         for n in range(16)
     ]
     write_rows(full, "composition", rows)
-    assert only(full, "composition").title.startswith("7.5% of what layers predict")
-    assert only(full, "composition").lines[0] == "of none of those that fire: 15.0%"
+    assert only(full, "composition").title.startswith("7.5% of layer outputs")
+    assert only(full, "composition").lines[0] == "no active memory: 15.0%"
 
 
 def test_what_is_no_word_is_passed_over_only_while_there_are_words(bare: memlens.Index) -> None:

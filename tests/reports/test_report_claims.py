@@ -244,7 +244,7 @@ def test_layer_0_alone_decides_no_trend_and_is_shown_by_itself(slug: str) -> Non
     first = {key: lift.get(key, value) for key, value in rows[0].items()}
     others = [row for row in rows if row["layer"] > 0]
     judged = judge(slug, [first, *others])
-    assert judged.verdict == ABSENT and "layer 0 by itself: " in judged.reason
+    assert judged.verdict == ABSENT and "layer 0: " in judged.reason
 
 
 def test_what_only_a_relu_model_can_show_is_not_applicable_to_others() -> None:
@@ -263,11 +263,14 @@ def test_every_layer_is_corrected_for_the_number_of_layers() -> None:
 
 def test_people_count_and_the_hint_alone_decides_nothing() -> None:
     judged = judge("last-layer", changes(20, 80))
-    assert judged.verdict == ABSENT and judged.yours == "20 of 100 distant by people, 100 of 100 by the hint"
+    assert (
+        judged.verdict == ABSENT
+        and judged.yours == "20 of 100 distant according to people, 100 of 100 by the cosine hint"
+    )
     unseen = [row | {"related": 0, "distant": 0} for row in changes(100, 0)]
     for cosine in (0.1, 0.9):
         judged = judge("last-layer", [row | {"cosine": cosine} for row in unseen])
-        assert judged.verdict == UNCLEAR and "by the hint; no person has judged" in judged.yours
+        assert judged.verdict == UNCLEAR and "by the cosine hint; not judged by people" in judged.yours
 
 
 ON_MEMORIES = ("last-token", "last-token-depth", "rank")
@@ -350,7 +353,7 @@ def test_layers_of_the_paper_are_quoted_from_zero() -> None:
     active, rank, last = (EXPERIMENTS[name].tables[0].published() for name in ("active", "rank", "local-edits"))
     assert said["active-middle"] == f"{active[1]['median']:.0%} in layer 1, {active[9]['median']:.0%} in layer 9"
     first, final = (f"{rank[layer]['median']:,}" for layer in (0, 15))
-    assert said["rank"] == f"median {first} of 20,000 in layer 0, {final} in layer 15"
+    assert said["rank"] == f"median {first} of 20,000 (inferred) in layer 0, {final} in layer 15"
     assert f"{-last[16]['change']:.0%} in layer 0" in said["last-token-depth"] and last[16]["edit"] == "last"
     refinement = EXPERIMENTS["refinement"].tables[0].published()
     assert said["refinement"] == f"{refinement[0]['rate']:.1%} → {refinement[15]['rate']:.0%}"
@@ -363,7 +366,7 @@ def test_layers_of_the_paper_are_quoted_from_zero() -> None:
         reason = judge(slug, published(slug)).reason
         assert quote in said[slug] and (f"published {number}" in reason or f"{number} published" in reason), reason
     assert f"{refinement[4]['rate']:.0%} by layer 4" in said["bottom-third"]
-    assert f"{100 * refinement[9]['pace']:.1f} points a layer" in said["acceleration"]
+    assert f"{100 * refinement[9]['pace']:.1f} points per layer" in said["acceleration"]
 
 
 @pytest.mark.parametrize(

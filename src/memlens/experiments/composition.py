@@ -194,8 +194,8 @@ EXPERIMENT = ex.prefix_experiment(
     picture=ex.Picture(
         (
             ex.Column("no memory", "rate", interval=("low", "high")),
-            ex.Column("no active memory", "rate_active", interval=("low_active", "high_active")),
+            ex.Column("no active", "rate_active", interval=("low_active", "high_active")),
         ),
-        {"rate": "no memory", "rate_active": "no active memory"},
+        {"rate": "no memory", "rate_active": "no active"},
     ),
 )

@@ -97,7 +97,7 @@ def _logit(value: float | None) -> str:
 EXPERIMENT = ex.prefix_experiment(
     "contributions",
     "beyond the paper",
-    "Contributions of attention, layers and memories to the final logit",
+    "Contributions to the logit of the final token",
     ex.ResultTable(
         "contributions",
         SCHEMA,

@@ -179,7 +179,7 @@ def last_token_matters_most(evidence: ex.Evidence) -> ex.Judgement:
     verdict = ex.PARTLY if verdict == ex.APPEARS and against else verdict
     words = f"in {certain} of {len(nearest)} layers it does beyond doubt, counted for all layers at once"
     words += f", and not in layer {', '.join(map(str, against))}" if against else ""
-    first = f"; layer 0 by itself {ex.as_points(nearest[0].value)}" if 0 in nearest else ""
+    first = f"; layer 0: {ex.as_points(nearest[0].value)}" if 0 in nearest else ""
     return ex.Judgement(
         f"{ex.as_points(mean.value)} more than the next edit",
         f"{ex.as_points(mean.low)} to {ex.as_points(mean.high)}",

@@ -232,7 +232,7 @@ def false_discoveries(index: Index, rows: list[ex.Row]) -> tuple[str, str] | Non
 
 def rate_of_chance(index: Index) -> str:
     noted = index.manifest.patterns
-    return f"false discovery rate {noted.rate:.2g} per family; semantic: beyond the last token" if noted else ""
+    return f"false discovery rate {noted.rate:.2g}; semantic: beyond the last token" if noted else ""
 
 
 def shallow_below_semantic_above(evidence: ex.Evidence) -> ex.Judgement:

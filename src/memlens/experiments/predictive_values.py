@@ -173,7 +173,7 @@ def print_values(index: Index, tables: ex.Rows, width: int, origin: str) -> tupl
     if rows:
         words += f"; mean precision {percent(sum(row['precision'] for row in rows) / len(rows))}"
         words += f", {sum(row['agrees'] for row in rows):,} agree with a trigger"
-        words += f" (expected by chance: {sum(row['chance'] for row in rows):,.1f})" if "chance" in rows[0] else ""
+        words += f" (chance {sum(row['chance'] for row in rows):,.1f})" if "chance" in rows[0] else ""
     where = Counter(row["layer"] for row in rows)
     curves = Table.grid(padding=(0, 2, 0, 0))
     counts = [float(where[layer]) for layer in index.layers]

@@ -94,7 +94,7 @@ def print_vetoes(index: Index, tables: ex.Rows, width: int, origin: str) -> tupl
     words = f"{len(rows):,} memories in {sum(compositions.values()):,} compositions, among {origin}"
     counts = [float(compositions.get(layer, 0)) for layer in index.layers]
     line = Text.assemble("compositions  ", (curve(counts), "cyan"), (f"  maximum {max(counts):,.0f}", "dim"))
-    table = plain_table(["memory", ">times", ">of", ">mean push", "most vetoed token", ">times"])
+    table = plain_table(["memory", ">times", ">of", ">mean push", "mostly vetoes", ">times"])
     for row in _most_often(rows, _PRINTED, index.names):
         table.add_row(
             Text(row["name"], "bold"),

@@ -1,11 +1,11 @@
-"""Findings: a few true sentences about an index, each with the command that shows it.
+"""Findings: sentences about an index, each with the command that shows the evidence.
 
-    find_all(index)               everything that the tables of this index support
-    find(index, "memory", ...)    some of them, by name
+    find_all(index)               every finding that the tables of this index support
+    find(index, "memory", ...)    some findings, by name
 
-Every word and number comes from the index. A trend comes with the verdict that the report's table of claims gives it,
-also where it is "does not appear". Ties between memories go to the lower layer, then the lower memory. Where words are
-wanted, tokens that are none and the most frequent ones are passed over as long as there are others.
+Every word and number comes from the index. A trend has the verdict of the report's table of claims, including "does not
+appear". Ties between memories go to the lower layer, then to the lower memory. Findings about words skip tokens that
+are not words and the most frequent tokens, if there are others.
 """
 
 import shlex
@@ -26,13 +26,13 @@ from memlens.text import curve, percent, tail, visible
 _KINDS = ("shallow", "semantic", "both")
 _TRIGGERS, _TOKENS, _ROOM, _CURVE = 3, 6, 64, 16
 _CANDIDATES, _PHRASE, _PROMOTED = 1000, 5, 10
-_COMMON = 10  # triggers with a pattern that is worth telling
-_LEAST = 5  # triggers of a memory that is worth telling
+_COMMON = 10  # minimum number of triggers of a pattern that goes first
+_LEAST = 5  # minimum number of triggers of a memory
 
 
 @dataclass(frozen=True)
 class Insight:
-    """A sentence, what it rests on, and how to see it."""
+    """A sentence, its evidence, and a command."""
 
     name: str
     title: str
@@ -42,7 +42,7 @@ class Insight:
 
 
 class Material:
-    """An index with everything that findings are read from, each part read once."""
+    """An index with everything that findings are made from, each part read once."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
@@ -50,11 +50,11 @@ class Material:
 
     @cached_property
     def claims(self) -> dict[str, JudgedClaim]:
-        """The paper's claims that this index can be held against, with their verdicts."""
+        """The claims of the paper that this index can be compared with, and their verdicts."""
         return {judged.claim.slug: judged for judged in self.tables.judge() if judged.judgement is not None}
 
     def rows(self, name: str) -> list[Row]:
-        """The rows of an experiment; none where it was not run."""
+        """Return the rows of an experiment; empty if it was not run."""
         return self.tables.rows(name) or []
 
     @cached_property
@@ -63,33 +63,33 @@ class Material:
 
     @cached_property
     def _read(self) -> Collection[int]:
-        """Tokens that the corpus contains: values promote half-words, too, that a model has hardly ever seen."""
+        """Tokens that occur in the corpus, because values also promote pieces of words that a model has rarely seen."""
         rows = self.index.sql("SELECT DISTINCT unnest(tokens) AS token FROM {corpus}")
         return {row["token"] for row in rows}
 
     @cached_property
     def _marks_words(self) -> bool:
-        """Does a space in front tell a word's first piece from the others?"""
+        """Whether a leading space marks the first piece of a word."""
         return any(text[:1] == " " and text.strip() for text in self.index.vocabulary)
 
     def is_word(self, token: int) -> bool:
-        """Is the token the beginning of a word of the corpus, and none of its most frequent ones?"""
+        """Return True if the token starts a word of the corpus and is not one of the most frequent tokens."""
         text = self.index.vocabulary[token]
         begins = text[:1] == " " or not self._marks_words
         looks_so = begins and len(text.strip()) >= 3 and text.strip().isalpha()
         return looks_so and token not in self._frequent and token in self._read
 
     def first_word(self, rows: Sequence[Row], token_of: Callable[[Row], int]) -> Row | None:
-        """The first row whose token is a word; the first of all where no row has one, None where there is none."""
+        """Return the first row whose token is a word, otherwise the first row, or None."""
         return next((row for row in rows if self.is_word(token_of(row))), rows[0] if rows else None)
 
     def command(self, verb: str, *words: str) -> str:
-        """A command line that can be pasted."""
+        """Return a command line that can be pasted."""
         return shlex.join(["memlens", verb, str(self.index.folder), *words])
 
     def command_of(self, name: str) -> str:
-        """The command that makes and prints the table of an experiment, with the sample it was made with."""
-        words = shlex.split(self.tables.command(name))  # memlens VERB INDEX ..., as the page has it
+        """Return the command that makes and prints the table of an experiment, with the same sample."""
+        words = shlex.split(self.tables.command(name))  # memlens VERB INDEX ..., as in the report
         return self.command(words[1], *words[3:])
 
 
@@ -97,12 +97,12 @@ Finder = Callable[[Material], Insight | None]
 
 
 def find_all(index: Index) -> list[Insight]:
-    """Everything that this index has to tell."""
+    """Return every finding that this index supports."""
     return find(index, *finders())
 
 
 def find(index: Index, *names: str) -> list[Insight]:
-    """The findings of these names, in this order; what the tables of the index do not support is left out."""
+    """Return the findings of these names, in this order, as far as the tables of the index support them."""
     known = finders()
     for name in names:
         if name not in known:
@@ -113,7 +113,7 @@ def find(index: Index, *names: str) -> list[Insight]:
 
 
 def finders() -> dict[str, Finder]:
-    """All findings by name: single memories first, then what changes with depth."""
+    """Return all findings by name: single memories first, then trends over depth."""
     functions = (memory, right, rarest, wanted, changed, forbids, twins, below, settling, depth, composition, dead)
     known: dict[str, Finder] = {finder.__name__: finder for finder in functions}
     claims = ("last-token", "agreement", "rank", "confident-values", "active", "confidence", "residual", "changes")
@@ -124,13 +124,13 @@ _PRELUDES = {
     APPEARS: "",
     PARTLY: "In part: ",
     ABSENT: "Not here: ",
-    UNCLEAR: "Cannot be told here: ",
-    NOT_APPLICABLE: "Says nothing of such a model: ",
+    UNCLEAR: "Unclear here: ",
+    NOT_APPLICABLE: "Not applicable to this model: ",
 }
 
 
 def _by_claim(slug: str, extra: Callable[[Material], Iterable[str]] = lambda material: ()) -> Finder:
-    """A claim of the paper as a finding; its sentence stands alone only where the claim holds."""
+    """Return a finding about a claim of the paper. Its title is the claim alone only if the claim appears."""
 
     def finder(material: Material) -> Insight | None:
         judged = material.claims.get(slug)
@@ -151,7 +151,7 @@ def _by_claim(slug: str, extra: Callable[[Material], Iterable[str]] = lambda mat
 
 
 def _curves(material: Material, name: str) -> Iterable[str]:
-    """The curves of an experiment from the first layer to the last, beside those of the paper."""
+    """Yield the curves of an experiment by layer, next to those of the paper."""
     experiment = EXPERIMENTS[name]
     if experiment.picture is None:
         return
@@ -161,23 +161,23 @@ def _curves(material: Material, name: str) -> Iterable[str]:
         if known:
             ends = f"{write(known[0])} to {write(known[-1])}"
             paper = theirs[place][1] if place < len(theirs) and any(theirs[place][1]) else []
-            beside = f"; in the paper {curve(paper, _CURVE)}" if paper else ""
-            yield f"{label}, first layer to last: {curve(numbers, _CURVE)} {ends}{beside}"
+            beside = f"; paper {curve(paper, _CURVE)}" if paper else ""
+            yield f"{label} by layer: {curve(numbers, _CURVE)} {ends}{beside}"
 
 
 def settling(material: Material) -> Insight | None:
-    """The share of predictions that are made before a layer, and the first layer with more than half of them."""
+    """The share of predictions made before each layer, and the first layer with more than half of them."""
 
     def when(material: Material) -> Iterable[str]:
         rows = [row for row in material.rows("refinement") if row["prefixes"]]
         few = [rows[place * (len(rows) - 1) // 3] for place in range(4)] if len(rows) > 4 else rows
         shares = ", ".join(f"{percent(row['rate'])} in layer {row['layer']}" for row in few)
-        yield f"the final token is already on top of the residual for {shares}"
+        yield f"residuals that already have the final token on top: {shares}"
         half = next((row["layer"] for row in rows if row["low" if "low" in row else "rate"] >= 0.5), None)
         yield (
-            "no layer begins with more than half of its predictions made, beyond doubt"
+            "no layer starts with more than half of the predictions made (95% interval)"
             if half is None
-            else f"layer {half} is the first that begins with more than half of its predictions made, beyond doubt"
+            else f"layer {half} is the first that starts with more than half of the predictions made (95% interval)"
         )
 
     insight = _by_claim("refinement", when)(material)
@@ -200,32 +200,32 @@ def depth(material: Material) -> Insight | None:
 
 
 def composition(material: Material) -> Insight | None:
-    """The share of predictions of a layer that none of its memories predicts."""
+    """The share of layer outputs that match no single memory."""
     rows = [row for row in material.rows("composition") if row["prefixes"]]
     if not rows:
         return None
     mean = sum(row["rate"] for row in rows) / len(rows)
-    title = f"{percent(mean)} of what layers predict is the prediction of none of their memories"
+    title = f"{percent(mean)} of layer outputs match no single memory"
 
     def of_active(material: Material) -> Iterable[str]:
         active = [row["rate_active"] for row in rows if row.get("rate_active") is not None]
         if active:
-            yield f"of none of those that fire: {percent(sum(active) / len(active))}"
+            yield f"no active memory: {percent(sum(active) / len(active))}"
 
     insight = _by_claim("composition", of_active)(material)
     return replace(insight, name="composition", title=title) if insight else None
 
 
 def dead(material: Material) -> Insight | None:
-    """Memories that no prefix of the corpus triggers."""
+    """Memories without triggers in the corpus."""
     layers = dead_memories(material.index)
     count, total = sum(row.dead for row in layers), sum(row.memories for row in layers)
     if not count:
-        title = f"Every one of {total:,} memories fires somewhere in this corpus"
+        title = f"All {total:,} memories are active somewhere in this corpus"
         return Insight("dead", title, (), material.command("report"))
     most = max(layers, key=lambda row: row.share)
-    title = f"{count:,} of {total:,} memories ({percent(count / total)}) never fire in this corpus"
-    line = f"the largest share is in layer {most.layer}: {most.dead:,} of {most.memories:,}, among them {most.names[0]}"
+    title = f"{count:,} of {total:,} memories ({percent(count / total)}) are never active in this corpus"
+    line = f"largest share in layer {most.layer}: {most.dead:,} of {most.memories:,}, for example {most.names[0]}"
     return Insight("dead", title, (line,), material.command("report"))
 
 
@@ -245,15 +245,11 @@ def _promotes(index: Index, tokens: Sequence[int]) -> str:
     return "promotes " + ", ".join(_quoted(index.vocabulary[token]) for token in tokens[:_TOKENS])
 
 
-def _fires(frequency: float) -> str:
-    return f"it fires, more or less, on {percent(frequency)} of all prefixes"
-
-
 def memory(material: Material) -> Insight | None:
-    """The memory with a clear subject whose value promotes most words of it; without subjects, the same of a wording.
+    """The memory with a clear subject whose value promotes most words of it; without subjects, the same for a wording.
 
-    Words of the subject are those of the sentences that have it in common. Subjects of many triggers go first, and
-    those that are read off whole phrases: a list of single first words is no subject to a reader.
+    Words of the subject are those of the sentences that share it. Subjects of many triggers come first, and those of
+    whole phrases, because a list of first words is not a subject for a reader.
     """
     index = material.index
     if not (index.has("patterns") and index.has("values")):
@@ -285,12 +281,13 @@ def memory(material: Material) -> Insight | None:
     listed = index.triggers(name)
     triggers = [trigger for trigger in listed if trigger.rank in ranks]
     looked_at = min(len(listed), index.manifest.patterns.top) if index.manifest.patterns else len(listed)
-    what = f"{len(ranks)} of its {looked_at} strongest triggers have that in common:"
+    what = f"shared by {len(ranks)} of its {looked_at} strongest triggers:"
     tokens = ", ".join(_quoted(index.vocabulary[token]) for token in row["said"])
-    also = [f"of its first {_PROMOTED} tokens, these are words of those sentences: {tokens}"] if tokens else []
-    lines = (what, *_trigger_lines(triggers), _promotes(index, row["tokens"]), *also, _fires(row["frequency"]))
+    also = [f"top tokens that occur in these sentences: {tokens}"] if tokens else []
+    active = f"active on {percent(row['frequency'])} of prefixes"
+    lines = (what, *_trigger_lines(triggers), _promotes(index, row["tokens"]), *also, active)
     kind = "a subject" if row["is_subject"] else "a wording"
-    title = f"{name} knows {kind}: {visible(row['description']).removeprefix('about: ')}"
+    title = f"{name} detects {kind}: {visible(row['description']).removeprefix('about: ')}"
     return Insight("memory", title, lines, material.command("show", str(name)))
 
 
@@ -320,7 +317,7 @@ def right(material: Material) -> Insight | None:
 
 
 def rarest(material: Material) -> Insight | None:
-    """The memory that fires on the fewest prefixes and still has a list of triggers."""
+    """The memory that is active on the fewest prefixes and has a list of triggers."""
     index = material.index
     rows = index.sql(
         """SELECT layer, memory, frequency FROM {memories}
@@ -332,13 +329,13 @@ def rarest(material: Material) -> Insight | None:
     if not rows:
         return None
     name = _name(material, rows[0])
-    title = f"{name} waits: it fires on {rows[0]['frequency']:.2%} of prefixes"
-    lines = (*_trigger_lines(index.triggers(name)), f"no memory with {_LEAST} triggers or more fires on fewer")
+    title = f"{name} is rarely active: on {rows[0]['frequency']:.2%} of prefixes"
+    lines = (*_trigger_lines(index.triggers(name)), f"the lowest frequency of memories with {_LEAST} triggers or more")
     return Insight("rarest", title, lines, material.command("show", str(name)))
 
 
 def wanted(material: Material) -> Insight | None:
-    """The word that most values promote above all others."""
+    """The word that is the top token of most values."""
     index = material.index
     if not index.has("values"):
         return None
@@ -350,16 +347,16 @@ def wanted(material: Material) -> Insight | None:
     if row is None or row["n"] < 2:
         return None
     text = index.vocabulary[row["argmax"]]
-    others = "word (the most frequent tokens aside)" if material.is_word(row["argmax"]) else "token"
-    line = f"no {others} is the top token of more; they sit in layers {row['low']} to {row['high']}"
+    others = "word (except the most frequent tokens)" if material.is_word(row["argmax"]) else "token"
+    line = f"no {others} is the top token of more values; layers {row['low']} to {row['high']}"
     title = f"{_quoted(text)} is the top token of {row['n']:,} values"
     listed = index.sql("SELECT count(*) AS n FROM {values} WHERE list_contains(tokens, $1)", [row["argmax"]])[0]["n"]
-    command = material.command("search", text, "--in", "values", "--limit", str(listed))  # they have place 1 there
+    command = material.command("search", text, "--in", "values", "--limit", str(listed))  # where it has rank 1
     return Insight("wanted", title, (line,), command)
 
 
 def changed(material: Material) -> Insight | None:
-    """The composition of the last layer that one memory pushed hardest."""
+    """The composition of the last layer with the strongest single push."""
     rows = [row for row in material.rows("last-layer") if row["pushes"] and material.is_word(row["residual"])]
     row = material.first_word(sorted(rows, key=lambda row: -row["pushes"][0]), lambda row: row["output"])
     if row is None:
@@ -368,22 +365,22 @@ def changed(material: Material) -> Insight | None:
     before, after = _quoted(row["residual_text"]), _quoted(row["output_text"])
     lines = (
         f"  {tail(row['text'], _ROOM)}",
-        f"the residual says {before}, the model says {after}; {name} did most for it: it lifted {after} over {before} "
-        f"by {row['pushes'][0]:.2f} logits",
+        f"the residual predicts {before}, the model {after}; {name} pushed most: it raised {after} over {before} by "
+        f"{row['pushes'][0]:.2f} logits",
     )
-    title = f"The last layer changed its mind from {before} to {after}"
+    title = f"The last layer changed the prediction from {before} to {after}"
     return Insight("changed", title, lines, material.command_of("last-layer"))
 
 
 def forbids(material: Material) -> Insight | None:
-    """The memory that most often pushes down what the residual wants."""
+    """The memory that most often vetoes the residual's token."""
     rows = [row for row in material.rows("vetoes") if row["times"] >= 3]
     if not rows:
         return None
     row = min(rows, key=lambda row: (-row["times"] / row["compositions"], row["layer"], row["memory"]))
     name, token = _name(material, row), _quoted(row["token_text"])
-    title = f"{name} says no: it is among the ten strongest vetoes of {row['times']} of {row['compositions']} changes"
-    line = f"most often against {token} ({row['token_times']} times); it takes {-row['push']:.2f} logits on average"
+    title = f"{name} is among the ten strongest vetoes of {row['times']} of {row['compositions']} changes"
+    line = f"most often against {token} ({row['token_times']} times), by {-row['push']:.2f} logits on average"
     return Insight("forbids", title, (line,), material.command_of("vetoes"))
 
 
@@ -394,17 +391,17 @@ def twins(material: Material) -> Insight | None:
         return None
     card = gallery.cards[0]
     others = card.count - 1
-    title = f"{card.memories[0]} and {others:,} other{'s' * (others > 1)} fire on mostly the same texts"
+    title = f"{card.memories[0]} and {others:,} other{'s' * (others > 1)} have mostly the same triggers"
     lines = (
         *(f"  {tail(example.before + example.token, _ROOM)}" for example in card.examples),
-        f"the largest of {gallery.groups:,} such groups, {gallery.memories:,} memories in all; the Jaccard index of "
-        f"its triggers with those of {card.memories[0]} is {card.least:.2f} or more",
+        f"the largest of {gallery.groups:,} groups with {gallery.memories:,} memories; Jaccard index of triggers with "
+        f"those of {card.memories[0]}: {card.least:.2f} or more",
     )
     return Insight("twins", title, lines, material.command("report"))
 
 
 def below(material: Material) -> Insight | None:
-    """The memory with triggers at both ends whose negative end reaches furthest beside its top."""
+    """The memory with triggers at both ends whose negative end is largest relative to its top."""
     index = material.index
     rows = index.sql(
         """SELECT layer, memory, min, max FROM {memories}
@@ -414,6 +411,6 @@ def below(material: Material) -> Insight | None:
     if not rows or rows[0]["min"] >= 0:
         return None
     name = _name(material, rows[0])
-    title = f"{name} speaks loudest when it is negative: {rows[0]['min']:.3g} against {rows[0]['max']:.3g} at its top"
+    title = f"{name} is strongest at its negative end: {rows[0]['min']:.3g}, maximum {rows[0]['max']:.3g}"
     lines = _trigger_lines(index.triggers(name, "bottom"))
     return Insight("below", title, tuple(lines), material.command("show", str(name), "--bottom"))

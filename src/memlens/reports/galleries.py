@@ -1,7 +1,7 @@
-"""Galleries of the report: predictive values, clear patterns, last-layer changes, duplicates, memories that never fire.
+"""Galleries of the report: predictive values, clear patterns, last-layer changes, duplicates, dead memories.
 
-A gallery whose table is missing is None, and the page names the command that makes it. Weak examples stay out, by rules
-that are the same for any model: LEAST_PRECISION of values, LEAST_AUROC of patterns.
+A gallery whose table is missing is None, and the page names the command that makes it. Weak examples are excluded by
+rules that are the same for every model: LEAST_PRECISION for values, LEAST_AUROC for patterns.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from memlens.reports.sections import Tables
 from memlens.text import head, tail, token, visible
 
 VALUES_SHOWN = 6
-LEAST_PRECISION = 0.2  # of a value on show: its top token follows one trigger in five
-LEAST_AUROC = 0.75  # of a pattern on show, where it was measured: 0.5 is chance
+LEAST_PRECISION = 0.2  # minimum precision of a value: its top token follows one trigger in five
+LEAST_AUROC = 0.75  # minimum held-out AUROC of a pattern, if it was measured; 0.5 is chance
 _TRIGGERS, _TOKENS, _DEAD_NAMES = 3, 8, 12
 _CHANGES, _PUSHERS = 6, 3
 _BEFORE, _AFTER = 110, 24
@@ -28,13 +28,13 @@ _BEFORE, _AFTER = 110, 24
 
 @dataclass(frozen=True)
 class TriggerExample:
-    """One trigger: the prefix with its last token apart, and what came next."""
+    """One trigger: the prefix with its last token separate, and the text that follows."""
 
     before: str
     token: str
     next: str
     rest: str
-    is_predicted: bool  # is the next token what the value promotes most?
+    is_predicted: bool  # whether the next token is the top token of the value
     coefficient: float
 
 
@@ -51,14 +51,14 @@ class ValueCard:
 
 @dataclass(frozen=True)
 class ChangeCard:
-    """A prediction that the last layer made of something else."""
+    """A prediction that the last layer changed."""
 
     text: str
     before: str
     after: str
     cosine: float | None
-    memories: list[str]  # that pushed most
-    verdicts: str = ""  # how many people call the words related or distant
+    memories: list[str]  # with the strongest pushes
+    verdicts: str = ""  # numbers of people who call the words related or distant
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class PatternCard:
     description: str
     confidence: float | None
     prefixes: int
-    auroc: float | None  # on triggers that were held out, against random prefixes
-    auroc_same_token: float | None  # the same against prefixes with the same last tokens
-    others: list[str]  # the surest pattern of each other sense of the memory
+    auroc: float | None  # held-out triggers against random prefixes
+    auroc_same_token: float | None  # held-out triggers against prefixes with the same last tokens
+    others: list[str]  # the best pattern of each other sense of the memory
     examples: list[TriggerExample]
 
 
@@ -88,7 +88,7 @@ class DeadLayer:
 
 
 def predictive_values(index: Index, tables: Tables) -> list[ValueCard] | None:
-    """The values that predict well among the most confident ones, the best first."""
+    """Return values with high precision among the most confident ones, best first."""
     rows = tables.rows("predictive-values")
     if rows is None:
         return None
@@ -99,7 +99,7 @@ def predictive_values(index: Index, tables: Tables) -> list[ValueCard] | None:
     cards = []
     for row in rows:
         name = index.names.name(row["layer"], row["memory"])
-        # triggers that the value predicts first, so that a card shows what its precision means
+        # triggers that the value predicts come first, to illustrate the precision
         ordered = sorted(triggers[name], key=lambda trigger: trigger.next_token != row["token"])
         examples = [example_of(index, trigger, row["token"]) for trigger in ordered[:_TRIGGERS]]
         cards.append(
@@ -121,7 +121,7 @@ def _names(index: Index, rows: list[Row]) -> list[MemoryId]:
 
 
 def _promoted(index: Index, names: Sequence[MemoryId], most: int) -> dict[MemoryId, list[tuple[str, float, bool]]]:
-    """The tokens that values promote most, with their probabilities, and whether they were trained."""
+    """Return the top tokens of values with their probabilities, and whether they were trained."""
     if not index.has("values"):
         return {}
     by_memory = index.rows_of("values", names, "tokens, p")
@@ -137,7 +137,7 @@ def _promoted(index: Index, names: Sequence[MemoryId], most: int) -> dict[Memory
 
 
 def last_layer_changes(index: Index, tables: Tables) -> list[ChangeCard]:
-    """The first few of the sampled compositions of the last layer; empty where there is no table of them."""
+    """Return the first sampled compositions of the last layer; empty without the table."""
     needed = ("layer", "text", "residual_text", "output_text", "cosine", "memories")
     table = tables.table("last-layer")
     if table is None or not set(needed) <= set(table.column_names):
@@ -156,7 +156,7 @@ def last_layer_changes(index: Index, tables: Tables) -> list[ChangeCard]:
 
 
 def clearest_patterns(index: Index) -> list[PatternCard] | None:
-    """The surest pattern of each kind in the lower, middle and upper third of the layers, no pattern twice."""
+    """Return the best pattern of each kind in the lower, middle and upper third of the layers, each pattern once."""
     if not index.has("patterns"):
         return None
     rows = _chosen_patterns(index)
@@ -192,11 +192,11 @@ def _other_senses(patterns: Sequence[Row], sense: int | None) -> list[str]:
 
 
 def _chosen_patterns(index: Index) -> list[Row]:
-    """Patterns from below, shallow before semantic; of equally sure ones the one that random prefixes have least."""
+    """Choose patterns by third, shallow before semantic; ties go to the pattern that is rarest in random prefixes."""
     columns, layers = index.schema_names("patterns"), len(index.manifest.model.memories)
     good = f"coalesce(auroc, 1) >= {LEAST_AUROC}" if "auroc" in columns else "true"
     order = f"confidence DESC NULLS LAST, {'share, ' * ('share' in columns)} len(prefixes) DESC, layer, memory, pattern"
-    candidates = index.sql(  # a pattern may be the surest in all three places of its kind
+    candidates = index.sql(  # a pattern may be the best in all three thirds
         f"""
         WITH surest AS (
             SELECT *, least(floor(3 * (layer + 0.5) / {layers}), 2) AS place FROM {{patterns}} WHERE {good}
@@ -215,7 +215,7 @@ def _chosen_patterns(index: Index) -> list[Row]:
 
 
 def dead_memories(index: Index) -> list[DeadLayer]:
-    """The memories that no prefix of the corpus triggers, by layer."""
+    """Return the memories without triggers, by layer."""
     rows = index.sql(
         f"""
         SELECT layer, count(*) AS memories, count(*) FILTER (dead) AS dead,
@@ -237,7 +237,7 @@ def dead_memories(index: Index) -> list[DeadLayer]:
 def example_of(index: Index, trigger: Trigger, promoted: int | None) -> TriggerExample:
     following: Any = trigger.next_token
     shown = "" if following is None else index.vocabulary[following]
-    # An unknown token has a name that is not in the text; then the text itself is shown.
+    # An unknown token has a name that is not in the text. Then show the text.
     is_in_text = trigger.after.startswith(shown)
     return TriggerExample(
         tail(trigger.before, _BEFORE),
@@ -249,7 +249,7 @@ def example_of(index: Index, trigger: Trigger, promoted: int | None) -> TriggerE
     )
 
 
-ALIKE_TRIGGERS, ALIKE_TOKENS = 0.5, 0.8  # least Jaccard index: of 25 triggers 17 are equal, of 10 tokens 9
+ALIKE_TRIGGERS, ALIKE_TOKENS = 0.5, 0.8  # minimum Jaccard index: 17 of 25 triggers are equal, 9 of 10 tokens
 _SHOWN, _NAMES, _EXAMPLES = 2, 12, 3
 
 
@@ -260,12 +260,12 @@ class DuplicateCard:
     layers: int
     least: float
     examples: list[TriggerExample]  # triggers that the first two share
-    tokens: list[str]  # that the first promotes
+    tokens: list[str]  # top tokens of the first
 
 
 @dataclass(frozen=True)
 class DuplicateGallery:
-    """Groups of one kind: how many there are, and the largest."""
+    """The number of groups, and the largest ones."""
 
     groups: int
     memories: int
@@ -286,7 +286,7 @@ def same_triggers(index: Index) -> DuplicateGallery:
 
 
 def same_values(index: Index) -> DuplicateGallery | None:
-    """None where the index has no values."""
+    """Return memories with mostly the same top tokens; None without values."""
     if not index.has("values"):
         return None
     groups = duplicate_groups(token_sets(index), ALIKE_TOKENS)

@@ -1,8 +1,8 @@
 """The report of an index as one self-contained HTML file, and its charts and tables as files.
 
-The page loads nothing: scripts and styles are inside, the scripts are named by their hashes in a
-Content-Security-Policy, and text of the corpus passes through autoescape. The same index gives the same bytes: there is
-no date, no path and no random name in it. Names of memories are links where a workbench shows the page (with_links).
+The page loads nothing: scripts and styles are embedded, a Content-Security-Policy lists the hashes of the scripts, and
+text of the corpus is escaped. The same index gives the same bytes: the page contains no date, path or random name.
+Names of memories are links if a workbench shows the page (with_links).
 """
 
 import base64
@@ -53,9 +53,9 @@ from memlens.reports.sections import RoleSection, Section, Tables, make_sections
 from memlens.text import cell, harmless_cell, token, visible
 
 _PACKAGE = "memlens.reports"
-_GENERATOR = b'<meta name="generator" content="memlens">'  # stands in report.html.j2, among its first lines
+_GENERATOR = b'<meta name="generator" content="memlens">'  # in report.html.j2, among its first lines
 _SNIPPET = "window.vegaEmbed = vegaEmbed;"
-_FINDINGS = ("memory", "right", "depth", "settling", "composition", "dead")  # in words, before everything else
+_FINDINGS = ("memory", "right", "depth", "settling", "composition", "dead")  # shown first
 _MEMORY = re.compile(r"\bL\d+(?:[ES]\d+)?N\d+\b")
 VERDICTS = {
     APPEARS: ("yes", "✓"),
@@ -68,7 +68,7 @@ VERDICTS = {
 
 @dataclass(frozen=True)
 class Addresses:
-    """The targets of a report's links: the first page of a workbench, and the beginning of a memory's address."""
+    """Targets of a report's links: the start page, and the prefix of a memory's address."""
 
     home: str
     memory: str
@@ -79,7 +79,7 @@ WORKBENCH, SITE = Addresses("/", "/m/"), Addresses("index.html", "memory.html?na
 
 @dataclass(frozen=True)
 class Report:
-    """Everything the page shows, computed."""
+    """Everything the page shows."""
 
     index: Index
     tables: Tables
@@ -92,7 +92,7 @@ class Report:
     duplicates: dict[str, galleries.DuplicateGallery | None]  # by what they share
     dead: list[galleries.DeadLayer]
     dead_charts: list[Panel]
-    routing: list[LayerRouting]  # none of a model without experts
+    routing: list[LayerRouting]  # empty for a model without experts
     roles: RoleSection | None
 
     @property
@@ -100,12 +100,14 @@ class Report:
         return [chart for section in self.sections for chart in section.charts] + self.dead_charts
 
     def data(self) -> dict[str, pa.Table]:
-        """The tables behind charts and sections by the names of their files."""
+        """Return the tables behind charts and sections by file name."""
         tables = {section.name: self.tables.table(section.name) for section in self.sections if section.is_present}
         for _, table in all_tables():
             if table.name in tables and table.published():
                 rows = table.published()
-                columns = dict.fromkeys(column for row in rows for column in row)  # a first layer may have fewer
+                columns = dict.fromkeys(
+                    column for row in rows for column in row
+                )  # the first layer may have fewer columns
                 tables[f"{table.name}-paper"] = pa.table({name: [row.get(name) for row in rows] for name in columns})
         dead = [{"layer": row.layer, "memories": row.memories, "dead": row.dead} for row in self.dead]
         tables["dead"] = pa.Table.from_pylist(dead)
@@ -121,17 +123,17 @@ def make_report(
     force: bool = False,
     links: Addresses | None = None,
 ) -> Path:
-    """Write the report of an index to `out`, and SVG, PDF and CSV of each chart into `assets`; `out` comes back.
+    """Write the report of an index to `out`, and SVG, PDF and CSV of each chart to `assets`. Returns `out`.
 
-    `force`: also in the place of files that memlens did not make. `links`: where names of memories lead.
+    `force` also overwrites files that memlens did not write. `links` are the targets of memory names.
     """
     refuse_nul(out)
-    place = Path(os.path.realpath(out))  # links that lead to each other are refused below
+    place = Path(os.path.realpath(out))  # circular links are rejected below
     if assets is not None:
         refuse_nul(assets)
         if Path(os.path.realpath(assets)).is_relative_to(place):
             raise OutputError(f"{assets} cannot hold the charts, for {out} is the page; name another folder")
-    if place == Path(os.path.realpath(index.folder / REPORT)):  # the index's own place for it
+    if place == Path(os.path.realpath(index.folder / REPORT)):  # the index's own report
         refuse_content(out, is_report, force=True)
     else:
         refuse_output(out, is_report, force=force)
@@ -151,18 +153,18 @@ def make_report(
 
 
 def is_report(head: bytes) -> bool:
-    """Does a file begin as a report does?"""
+    """Return True if a file begins like a report."""
     return _GENERATOR in head
 
 
 def with_links(page: str, to: Addresses) -> str:
-    """The page with its names of memories, and its head, as links; text of a corpus has no bare `"` and stays text."""
+    """Turn the names of memories and the title into links; text of a corpus has no bare `"` and is not changed."""
     page = page.replace("<a data-home>", f'<a data-home href="{to.home}">')
     return re.sub(r'<a data-memory="([^"]*)">', rf'<a data-memory="\1" href="{to.memory}\1">', page)
 
 
 def gather(index: Index) -> Report:
-    """Everything the report says."""
+    """Compute everything the report shows."""
     tables = Tables(index)
     dead = galleries.dead_memories(index)
     return Report(
@@ -183,7 +185,7 @@ def gather(index: Index) -> Report:
 
 
 def _draw_dead(dead: list[galleries.DeadLayer], layers: int) -> list[Panel]:
-    """Memories that never fire by layer, where there are any."""
+    """Draw dead memories by layer, if there are any."""
     from memlens.experiments import charts
 
     if not any(row.dead for row in dead):
@@ -194,7 +196,7 @@ def _draw_dead(dead: list[galleries.DeadLayer], layers: int) -> list[Panel]:
 
 
 def render(report: Report, bundle: str) -> str:
-    """The whole page."""
+    """Return the page."""
     script = read_template(_PACKAGE, "report.js")
     manifest = report.index.manifest
     verdicts = [judged.judgement.verdict for judged in report.claims if judged.judgement]
@@ -236,17 +238,17 @@ def render(report: Report, bundle: str) -> str:
 
 
 def _name_memories(text: str) -> Markup:
-    """The text with names of memories marked, as with_links finds them."""
+    """Mark the names of memories in a text, so that with_links finds them."""
     return Markup(_MEMORY.sub(r'<a data-memory="\g<0>">\g<0></a>', str(escape(text))))
 
 
 def _data_address(text: str) -> str:
-    """A file inside the page, which a link saves without a server."""
+    """Return a file as a data URL, which a link saves without a server."""
     return "data:text/csv;charset=utf-8;base64," + base64.b64encode(text.encode(errors="replace")).decode()
 
 
 def _settings(manifest: Manifest) -> list[tuple[str, str]]:
-    """Options of the scan and of the values, as a person would type them."""
+    """Return options of the scan and of the values, as typed."""
     scan = {key: value for key, value in manifest.settings.to_json().items() if value is not None}
     shown = [(f"--{key.replace('_', '-')}", cell(value)) for key, value in sorted(scan.items())]
     values = msgspec.structs.asdict(manifest.values) if manifest.values.top else {}
@@ -254,18 +256,18 @@ def _settings(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _hash(script: str) -> str:
-    """The hash by which a Content-Security-Policy allows a script."""
+    """Return the hash by which a Content-Security-Policy allows a script."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _json(content: Any) -> str:
-    """JSON that may stand inside a script element: no `<` can end it."""
+    """Return JSON that is safe inside a script element."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def template_environment(package: str) -> Environment:
-    """The Jinja environment of the templates in a package's folder templates/."""
+    """Return the Jinja environment for a package's templates folder."""
     environment = Environment(
         loader=FunctionLoader(partial(read_template, package)),
         autoescape=True,
@@ -279,21 +281,21 @@ def template_environment(package: str) -> Environment:
 
 
 def read_template(package: str, name: str) -> str:
-    """A template, or a style or script that lies beside it."""
+    """Return a template, style or script."""
     return files(package).joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def vega_bundle() -> str:
-    """Vega, Vega-Lite and their embedder for a module script; afterwards `window.vegaEmbed` draws a chart.
+    """Return Vega, Vega-Lite and their embedder for a module script; it sets `window.vegaEmbed`.
 
-    It takes some seconds to make and depends on the library's version alone, so it is kept in the user's cache.
+    Making it takes some seconds and depends only on the version of the library, so it is cached.
     """
     path = _cache_folder() / f"vega-{version('vl-convert-python')}.js"
     cached = _read(path)
     if cached is not None:
         return cached
     bundle: str = vl_convert.javascript_bundle(_SNIPPET)
-    bundle = bundle.replace("</script", "<\\/script")  # inside a page this would end the script
+    bundle = bundle.replace("</script", "<\\/script")  # would end the script element
     with suppress(OSError, FilesError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as beside:
@@ -303,12 +305,12 @@ def vega_bundle() -> str:
 
 def _cache_folder() -> Path:
     root = os.environ.get("XDG_CACHE_HOME", "")
-    # the specification of these variables says to ignore a relative path
+    # the XDG specification says to ignore a relative path
     return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "memlens"
 
 
 def _seal(content: bytes) -> bytes:
-    """A first line from which a damaged or foreign file is known."""
+    """Return a first line with a checksum."""
     return b"// " + hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
@@ -321,7 +323,7 @@ def _read(path: Path) -> str | None:
 
 
 def write_assets(report: Report, folder: Path, progress: Progress = no_progress) -> None:
-    """NAME.svg, NAME.pdf and NAME.csv for each chart and table of the report."""
+    """Write NAME.svg, NAME.pdf and NAME.csv for each chart and table of the report."""
     for done, chart in enumerate(report.charts):
         progress("assets", done, len(report.charts))
         write_chart(folder, chart)
@@ -331,7 +333,7 @@ def write_assets(report: Report, folder: Path, progress: Progress = no_progress)
 
 
 def write_chart(folder: Path, chart: Panel) -> None:
-    """NAME.svg and NAME.pdf."""
+    """Write NAME.svg and NAME.pdf."""
     import altair as alt
 
     exported, schema = export_spec(chart.spec), ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
@@ -342,7 +344,7 @@ def write_chart(folder: Path, chart: Panel) -> None:
 
 
 def csv_text(table: pa.Table) -> str:
-    """A table as the content of a CSV file."""
+    """Return a table as CSV."""
     sink = io.StringIO()
     writer = csv.writer(sink, lineterminator="\n")
     writer.writerow(table.column_names)

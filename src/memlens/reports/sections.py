@@ -1,4 +1,4 @@
-"""Sections of the report: each table of an experiment with its charts, words and recipe, the claims, and roles."""
+"""Sections of the report: each table of an experiment with its charts, text and command, the claims, and roles."""
 
 import shlex
 from collections.abc import Mapping
@@ -30,8 +30,8 @@ from memlens.text import cell, column_cells, token
 
 _ROWS_SHOWN = 200
 _COUNTED = {"prefixes": "prefixes", "memories": "memories", "left_out": "left out"}
-_WORKING = {"prefixes", "prefix-layers"}  # what other tables are read from
-# The authors count differently, and few print shares: what they say of depth stands beside the numbers.
+_WORKING = {"prefixes", "prefix-layers"}  # tables that other tables are made from
+# The authors count differently, and few print shares. Their statements about depth are shown next to the numbers.
 PUBLISHED = {
     "dead": "more than 70% in some lower layers of OPT-66B (Voita et al. 2023)",
     "token": "many in the lower half of OPT (Voita et al. 2023)",
@@ -57,12 +57,12 @@ class Tables:
         self._known = {table.name: (experiment, table) for experiment, table in all_tables()}
 
     def names(self) -> list[str]:
-        """The tables that are there, sorted."""
+        """Return the names of the tables in the index, sorted."""
         names = {path.stem for path in (self.index.folder / FOLDER).glob("*.parquet")}
         return sorted(names - _WORKING)
 
     def rows(self, name: str) -> list[Row] | None:
-        """The rows of a table in its own order; None where it is missing, or empty until people have done something."""
+        """Return the rows of a table; None if it is missing, or empty because people have not worked yet."""
         table = self.table(name)
         if table is None or (name in self._known and self._known[name][1].by_people and not table.num_rows):
             return None
@@ -74,20 +74,20 @@ class Tables:
         return [] if table is None else list(table.column_names)
 
     def note(self, name: str) -> ExperimentNote:
-        """The manifest's note of how a table was made; empty where there is none."""
+        """Return the manifest's note on how a table was made; empty if there is none."""
         return self.index.manifest.experiment(self._known[name][0].name if name in self._known else "")
 
     def command(self, name: str) -> str:
-        """The command that makes a table; of one that is there, with the sample, seed and text it was made with."""
+        """Return the command that makes a table, with the sample, seed and text of an existing table."""
         options = [] if self.rows(name) is None else _options(self.note(name))
         return " ".join([self._known[name][1].command or f"memlens experiment INDEX {name}", *options])
 
     def origin(self, name: str) -> str:
-        """The corpus of the prefixes of a table of section 5, in words; empty for other tables."""
+        """Describe the corpus of the prefixes of a table of section 5; empty for other tables."""
         return origin(self.index, EXPERIMENTS[name]) if name in EXPERIMENTS else ""
 
     def passes(self) -> list[tuple[str, list[str]]]:
-        """The passes over prefixes that tables of section 5 come from, in words, and the tables of each."""
+        """Return the passes over prefixes that tables of section 5 come from: a description, and the tables of each."""
         by_settings: dict[tuple[str, ...], list[str]] = {}
         for name, experiment in EXPERIMENTS.items():
             if experiment.on_prefixes and self.table(name) is not None and self.origin(name):
@@ -99,7 +99,7 @@ class Tables:
         ]
 
     def judge(self) -> list[JudgedClaim]:
-        """Every claim of the paper, with what the tables that are there say about it."""
+        """Judge every claim of the paper."""
         return [judged for experiment in in_paper_order() for judged in experiment.judge(self.index, self.rows)]
 
     def _read(self, name: str) -> pa.Table | None:
@@ -135,17 +135,17 @@ class Section:
     title: str
     lead: str
     how: str
-    command: str  # what makes it, with sample and seed where they are known
+    command: str  # with sample and seed if they are known
     is_present: bool
     charts: list[Panel] = field(default_factory=list)
     tables: list[ShownTable] = field(default_factory=list)
     facts: list[tuple[str, str]] = field(default_factory=list)  # how the numbers were made
-    is_stale: bool = False  # made from something that has changed since
-    note: str = ""  # what a reader must know beside the lead
+    is_stale: bool = False  # whether its sources have changed since
+    note: str = ""  # shown next to the lead
 
 
 def make_sections(tables: Tables) -> list[Section]:
-    """All tables of experiments in the order of the paper, then tables that none of them makes."""
+    """Return all tables of experiments in the order of the paper, then other tables."""
     sections = [_section(experiment, table, tables) for experiment, table in all_tables()]
     described = {section.name for section in sections}
     unknown = [name for name in tables.names() if name not in described]
@@ -216,7 +216,7 @@ def _counts(rows: list[Row], columns: list[str]) -> list[tuple[str, str]]:
 
 
 def _sample(experiment: Experiment, noted: ExperimentNote, prefixes: str) -> list[tuple[str, str]]:
-    """Describe the sample, and the seed by which it was drawn."""
+    """Describe the sample and its seed."""
     facts = []
     if prefixes:
         facts.append(("sample", prefixes))
@@ -232,7 +232,7 @@ def _file_facts(name: str, index: Index) -> list[tuple[str, str]]:
 
 
 def _options(noted: ExperimentNote) -> list[str]:
-    """The options of the command that makes the same table."""
+    """Return the options of the command that makes the same table."""
     numbers = {"sample": noted.sample, "seed": noted.seed}
     options = [f"--{name} {number}" for name, number in numbers.items() if number is not None]
     options += _validation(noted.validation_corpus) if noted.validation else []
@@ -240,7 +240,7 @@ def _options(noted: ExperimentNote) -> list[str]:
 
 
 def _validation(corpus: Mapping[str, Any] | None) -> list[str]:
-    """The options of the text that prefixes come from; tables of older versions do not name it."""
+    """Return the options of the validation text."""
     if corpus is None:
         return ["--validation CORPUS"]
     options = [f"--validation {shlex.quote(source)}" for source in corpus["sources"]]
@@ -250,28 +250,28 @@ def _validation(corpus: Mapping[str, Any] | None) -> list[str]:
 
 @dataclass(frozen=True)
 class RoleShare:
-    """One role: how many memories have it, as shares of the memories of each third of the layers and of all."""
+    """One role: its number of memories, and their share of each third of the layers and of all."""
 
     role: str
     count: int
-    shares: tuple[float | None, ...]  # lower, middle, upper; None where no layer of a third was scanned
+    shares: tuple[float | None, ...]  # lower, middle, upper; None if no layer of a third was scanned
     share: float
     published: str
 
 
 @dataclass(frozen=True)
 class RoleSection:
-    """Roles that were looked for, counts by layer, and what silencing them changed."""
+    """Roles, counts by layer, and the effects of silencing them."""
 
     roles: list[RoleShare]
     by_layer: list[dict[str, int]]
     none: float  # share of memories without a role
-    not_asked: tuple[str, ...]  # roles that this index cannot tell of: without gates, or without counts by position
-    effects: list[RoleEffect]  # none before `memlens roles --effects`
+    not_asked: tuple[str, ...]  # roles that this index cannot have: without gates, or without counts by position
+    effects: list[RoleEffect]  # empty before `memlens roles --effects`
 
 
 def role_section(index: Index) -> RoleSection | None:
-    """None where `memlens roles` was not run. A memory with several roles counts for each."""
+    """Return the section on roles; None before `memlens roles`. A memory with several roles counts for each."""
     if not index.has("roles"):
         return None
     layers = roles_by_layer(index)
@@ -293,7 +293,7 @@ def role_section(index: Index) -> RoleSection | None:
 
 
 def _not_asked(index: Index) -> tuple[str, ...]:
-    """A role that no memory has is a result; one that could not be looked for is none."""
+    """Return the roles that could not be tested. (A tested role without memories is a result.)"""
     (known,) = index.sql("SELECT count(position) AS positions, min(q_along) AS along FROM {roles}")
-    gated = ("enrichment", "depletion") if known["along"] == 1 else ()  # asked of no memory
+    gated = ("enrichment", "depletion") if known["along"] == 1 else ()  # tested for no memory
     return gated if known["positions"] else ("positional", *gated)

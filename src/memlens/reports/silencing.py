@@ -1,8 +1,9 @@
-"""Silencing: the finding that a model needs one memory for one prediction, measured by running it without that memory.
+"""Silencing: a memory that one prediction depends on, measured by running the model without it.
 
-1. Take memories whose value promotes the token that follows most of their triggers, those with the largest share first.
-2. Take of each the strongest trigger that this token follows in the corpus and that is read as the same tokens again.
-3. Run the model on it with and without the memory. The one without which the token loses most, as a factor, is told.
+1. Take memories whose value promotes the token that follows most of their triggers, largest share first.
+2. For each, take the strongest trigger that this token follows and that tokenizes to the same tokens again.
+3. Run the model on it with and without the memory. Report the memory with the largest factor between the two
+   probabilities of the token.
 """
 
 from dataclasses import dataclass
@@ -14,16 +15,16 @@ from memlens.reports.findings import Insight, Material
 from memlens.text import visible
 from memlens.tracer.attribution import silence_each
 
-_CANDIDATES = 60  # memories that are silenced, each on one prompt
-_PROMOTED = 10  # first tokens of a value that may be the one that follows
-_LEAST = 5  # triggers that the token follows
-_LIKELY = 0.05  # a token less likely than this is no prediction
-_LONGEST = 120  # characters of a prompt that a person pastes
+_CANDIDATES = 60  # memories to silence, each on one prompt
+_PROMOTED = 10  # top tokens of a value to compare with next tokens
+_LEAST = 5  # minimum number of triggers that the token follows
+_LIKELY = 0.05  # minimum probability of the token
+_LONGEST = 120  # maximum length of a prompt in characters
 
 
 @dataclass(frozen=True)
 class SilencedMemory:
-    """A memory, a prompt that triggers it, and p of its token with and without it."""
+    """A memory, a prompt that triggers it, and the probability of its token with and without it."""
 
     memory: MemoryId
     prompt: str
@@ -39,7 +40,7 @@ class SilencedMemory:
 
 
 def most_needed(material: Material, model: MemoryModel) -> Insight | None:
-    """The memory without which its token loses most."""
+    """Return a finding about the memory with the largest effect on its token."""
     tried = [_silence(material, model, row) for row in _candidates(material)]
     likely = [trial for trial in tried if trial is not None and trial.p >= _LIKELY]
     if not likely:
@@ -48,12 +49,12 @@ def most_needed(material: Material, model: MemoryModel) -> Insight | None:
     token = f"'{visible(best.token)}'"
     lines = (
         f"  {visible(best.prompt)}",
-        f"p of {token} is {best.p:.3f} there; with {best.memory} set to 0 it is {best.p_without:.3f}",
-        f"{token} follows {best.follows} of its {best.triggers} strongest triggers; of {len(likely)} memories like it, "
-        "each silenced on one prompt, this one matters most",
+        f"p of {token} is {best.p:.3f}; with {best.memory} set to 0 it is {best.p_without:.3f}",
+        f"{token} follows {best.follows} of its {best.triggers} strongest triggers; largest effect of {len(likely)} "
+        "memories, each silenced on one prompt",
     )
     words = [best.prompt, "--token", best.token, "--set", f"{best.memory}=0"]
-    title = f"Without {best.memory} alone, {token} is {best.factor:.1f} times less likely"
+    title = f"Without {best.memory}, {token} is {best.factor:.1f} times less likely"
     return Insight("silencing", title, lines, material.command("trace", *words))
 
 
@@ -85,7 +86,7 @@ def _silence(material: Material, model: MemoryModel, row: dict[str, Any]) -> Sil
             continue
         read = model.tokenizer.encode([prompt])[0].ids
         if len(read) != trigger.prefix.position + 1:
-            continue  # it would be read as other tokens: a token may end within a word
+            continue  # the prompt would have other tokens, because a token may end inside a word
         seen = silence_each(model, prompt, [memory], token=row["token"])
         token = index.vocabulary[row["token"]]
         without = seen.p - seen.effects[memory]
