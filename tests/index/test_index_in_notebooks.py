@@ -39,7 +39,7 @@ def test_a_chart_of_no_experiment_is_refused(tmp_path: Path) -> None:
         index.chart("agrement")
     memlens.values(index, model=model)
     memlens.experiment(index, "agreement", model=model)
-    assert index.chart("agreement").to_dict()["title"] == "memories that agree"
+    assert index.chart("agreement").to_dict()["title"] == "share of memories that agree"
 
 
 def test_a_memory_has_a_short_repr(tiny_gpt2_index: Index) -> None:
