@@ -34,10 +34,10 @@ HEAD = """# Python API
 This page is made from the docstrings: `python docs/make_api.py` writes it, a test checks that it is up to date.
 
 Verbs that compute are functions, with the option names of the command line: analyze, scan, merge, check, repair,
-values, patterns, roles, experiment, report, site, trace, probe, compare, push, pull, demo. What `show` and `search`
-print is read from an `Index`: `facts`, `triggers`, `table` and `sql`. Everything named here is `memlens.NAME` and is
-imported when it is first used, so `import memlens` costs nothing. Every error that memlens raises on purpose is a
-`memlens.MemlensError`, with a message of one line: what was given, what is wrong, what to do.
+values, patterns, roles, experiment, report, site, trace, circuit, probe, compare, push, pull, demo. What `show` and
+`search` print is read from an `Index`: `facts`, `triggers`, `table` and `sql`. Everything named here is
+`memlens.NAME` and is imported when it is first used, so `import memlens` costs nothing. Every error that memlens
+raises on purpose is a `memlens.MemlensError`, with a message of one line: what was given, what is wrong, what to do.
 """
 # What `**options` of a verb stands for.
 SETTINGS = (

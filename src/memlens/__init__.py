@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         site,
         values,
     )
+    from memlens.circuits.graph import circuit
+    from memlens.circuits.task import task_circuit
     from memlens.errors import MemlensError
     from memlens.index.reader import Index, open_index
     from memlens.memory import MemoryId, Prefix, Trigger
@@ -50,6 +52,8 @@ _NAMES = {
         *("chart", "check", "compare", "experiment", "merge", "patterns", "pull", "push", "report"),
         *("roles", "scan", "site", "values"),
     ),
+    "memlens.circuits.graph": ("circuit",),
+    "memlens.circuits.task": ("task_circuit",),
     "memlens.errors": ("MemlensError",),
     "memlens.index.reader": ("Index", "open_index"),
     "memlens.memory": ("MemoryId", "Prefix", "Trigger"),
@@ -83,6 +87,7 @@ __all__ = [
     "as_sae",
     "chart",
     "check",
+    "circuit",
     "coefficients_on",
     "compare",
     "demo",
@@ -108,6 +113,7 @@ __all__ = [
     "side_effects",
     "silence_each",
     "site",
+    "task_circuit",
     "trace",
     "trying",
     "values",

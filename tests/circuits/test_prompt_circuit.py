@@ -77,3 +77,8 @@ def test_the_same_token_twice_is_rejected(model: MemoryModel) -> None:
 def test_an_empty_prompt_is_rejected(model: MemoryModel) -> None:
     with pytest.raises(SettingError, match="no tokens"):
         circuit(model, "")
+
+
+def test_a_prompt_of_one_token_is_rejected(tiny_gpt2: Path) -> None:
+    with pytest.raises(SettingError, match="the prompt has one token; a circuit needs at least two"):
+        circuit(tiny_gpt2, "b")

@@ -13,6 +13,7 @@ VERBS = ["analyze", "check", "compare", "experiment", "load", "merge", "open_ind
 VERBS += ["as_sae", "chart", "demo", "patterns", "probe", "pull", "push", "repair", "roles", "site"]
 TRACING = ["Edit", "Intervention", "ValueChange", "generate", "in_common", "integrate", "intervene", "promoting"]
 TRACING += ["coefficients_on", "fires_on", "save_changed", "side_effects", "silence_each", "trace", "trying"]
+TRACING += ["circuit", "task_circuit"]
 PUBLIC = sorted([*TYPES, *VERBS, *TRACING])
 
 

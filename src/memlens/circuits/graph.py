@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -88,16 +89,18 @@ class Circuit:
 
 
 def circuit(
-    model: Source | Any,
+    model: Source,
     prompt: str,
     *,
     token: str | int | None = None,
     against: str | int | None = None,
     nodes: int = 40,
     gate: Gate = "value",
-    index: Index | str | None = None,
+    index: Index | str | os.PathLike[str] | None = None,
 ) -> Circuit:
     """Find the memories behind a prediction and the edges between them.
+
+        memlens.circuit("gpt2", "The capital of France is", token=" Paris", against=" Rome").memories[0]
 
     Args:
         model: A model, or an index, which loads its model and names the memories.
@@ -112,7 +115,7 @@ def circuit(
         The graph. Edges into a memory, and edges out of it, sum to its relevance.
 
     Raises:
-        SettingError: The prompt has no tokens, or `nodes` is less than 1.
+        SettingError: The prompt has fewer than two tokens, or `nodes` is less than 1.
         UnknownName: The model has no such token.
         UnsupportedModel: The frozen network is not linear, so that writes do not add up.
     """
@@ -121,11 +124,18 @@ def circuit(
     loaded, names = open_model(model, index)
     read = read_prompt(loaded, prompt)
     fed = read.fed().to(loaded.device)
+    check_length(fed.shape[1], "the prompt")
     answer = _prediction(loaded, fed) if token is None else read_token(loaded, token)
     other = None if against is None else read_token(loaded, against)
     if other == answer:
         raise SettingError(f"--token and --against are both token {answer}; name two different tokens")
     return _explain(loaded, read, fed, answer, other, nodes, gate, names)
+
+
+def check_length(tokens: int, what: str) -> None:
+    """Raise SettingError for a prompt of one token, BOS included: nothing in it depends on a context."""
+    if tokens < 2:
+        raise SettingError(f"{what} has one token; a circuit needs at least two")
 
 
 def _prediction(model: MemoryModel, fed: Tensor) -> int:
@@ -174,9 +184,7 @@ class _Parts:
         self.coefficients = {layer: graph.coefficients for layer, graph in cut.layers.items()}
         self.constants = {layer: torch.cat(graph.constant, 1) for layer, graph in cut.layers.items()}
         self.relevance = {layer: total.coefficients[layer] * m for layer, m in self.coefficients.items()}
-        self.selected = self._largest(
-            count
-        )  # layer -> [(row, number)], row is a position among the tokens that are fed
+        self.selected = self._largest(count)  # layer -> [(row, number)]; a row is a position among the fed tokens
 
     def _largest(self, count: int) -> dict[int, list[tuple[int, int]]]:
         """Return the memories with the largest absolute relevance, by layer."""

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from memlens.circuits.frozen import check_conservation, frozen_pass
+from memlens.circuits.graph import check_length
 from memlens.errors import FilesError, SettingError
 from memlens.files import read_limited
 from memlens.memory import MemoryId
@@ -168,7 +169,7 @@ class _Batch:
 
 
 def task_circuit(
-    model: Source | Any,
+    model: Source,
     pairs: Sequence[Pair] | str | Path,
     *,
     method: Method = "integrated",
@@ -179,6 +180,8 @@ def task_circuit(
     progress: Progress = no_progress,
 ) -> TaskCircuit:
     """Find the memories that a task depends on, and measure on held-out pairs how faithful they are.
+
+        memlens.task_circuit("gpt2", "agreement.jsonl").smallest
 
     Args:
         model: A model or an index.
@@ -230,6 +233,7 @@ def _encode(model: MemoryModel, pair: Pair, number: int) -> tuple[list[int], lis
             f"pair {number}: the clean prompt has {len(clean)} tokens and the patch prompt {len(patch)}; "
             "both need the same number"
         )
+    check_length(len(clean), f"pair {number}: the clean prompt")
     answers = []
     for answer in (pair.clean_answer, pair.patch_answer):
         tokens = model.tokenizer.encode([answer])[0].ids
@@ -346,9 +350,8 @@ def _gradients(model: MemoryModel, batch: _Batch, states: Tensor) -> dict[int, T
     used: dict[int, list[Tensor]] = defaultdict(list)
 
     def keep(m: Tensor, _group: MemoryGroup, layer: int) -> Tensor:
-        kept = m + torch.zeros(
-            (), dtype=m.dtype, device=m.device, requires_grad=True
-        )  # part of the graph in every case
+        # adding a leaf makes it part of the graph even if nothing before it requires gradients
+        kept = m + torch.zeros((), dtype=m.dtype, device=m.device, requires_grad=True)
         used[layer].append(kept)
         return kept
 
