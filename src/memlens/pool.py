@@ -17,6 +17,7 @@ backend. This is the only module that imports loky and ray.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import multiprocessing.resource_tracker
 import os
@@ -53,7 +54,8 @@ Result = TypeVar("Result")
 RETRIES = 3  # for an item whose worker died, and for workers that die while they start
 POLL_SECONDS = 0.2  # between two checks for a stop request
 AHEAD = 2  # items per worker that are in memory
-AGENT_SECONDS = 2.0  # between two checks of Ray's agents, and the time limit of one check
+AGENT_SECONDS = 2.0  # time limit of a check of Ray's agents
+CHECK_SECONDS = 0.5  # between two checks of Ray's agents: Ray ends a process within seconds after it lost them
 CONNECT_SECONDS = 30.0  # for connecting to an existing Ray cluster
 START_SECONDS = 300.0  # for the first Ray worker to start
 
@@ -489,7 +491,7 @@ class _RayMap:
         by_call |= {actor.starting: actor for actor in self.actors if actor.starting is not None}
         ready, _ = self.ray.wait(list(by_call), num_returns=len(by_call), timeout=POLL_SECONDS)
         now = time.monotonic()
-        if now - self.last_check > AGENT_SECONDS:
+        if now - self.last_check > CHECK_SECONDS:
             check_agents(self.ray)
             self.last_check = now
         for call in ready:
@@ -585,7 +587,9 @@ def connect_ray(address: str | None, check_stop: Callable[[], None] = lambda: No
     except OSError as error:  # a call failed ("Broken pipe") before Ray noticed that the agent is gone
         raise _agent_error(_lost_agent(ray) or "connection") from error
     finally:
-        if not _lost_agent(ray):  # else shutdown() would wait for it, and Ray would end this process
+        if _lost_agent(ray):  # shutdown() would wait for it, here or at exit, until Ray ends this process with code 1
+            atexit.unregister(ray.shutdown)
+        else:
             with suppress(OSError):
                 ray.shutdown()
 
