@@ -1,12 +1,12 @@
 """The circuit of a task: scores, faithfulness and bad input, on pairs whose answers a tiny model gives itself."""
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from circuit_pairs import last_logits, make_pairs
 
 import memlens
 from memlens.circuits import task
@@ -21,27 +21,9 @@ def model() -> MemoryModel:
     return memlens.load(tiny_model("gpt2").double(), tokenizer=tiny_tokenizer())
 
 
-def last_logits(model: MemoryModel, ids: list[int]) -> torch.Tensor:
-    return model.lens.state_logits(model.run_body(torch.tensor([ids]))[0, -1:])[0]
-
-
 @pytest.fixture(scope="module")
 def pairs(model: MemoryModel) -> list[Pair]:
-    """Pairs of four letters, each with the letter that its prompt favors most over the other prompt."""
-    letters, draw = "bcdfgklmpw", random.Random(0)
-    ids = {letter: model.tokenizer.encode([letter])[0].ids for letter in letters}
-    assert all(len(tokens) == 1 for tokens in ids.values())
-    found = []
-    while len(found) < 10:
-        clean, patch = ("".join(draw.choices(letters, k=4)) for _ in range(2))
-        clean_ids, patch_ids = (model.tokenizer.encode([text])[0].ids for text in (clean, patch))
-        if len(clean_ids) != 4 or len(patch_ids) != 4:
-            continue
-        difference = last_logits(model, clean_ids) - last_logits(model, patch_ids)
-        ranked = sorted(letters, key=lambda letter: float(difference[ids[letter][0]]))
-        if last_logits(model, clean_ids)[ids[ranked[-1]][0]] > last_logits(model, clean_ids)[ids[ranked[0]][0]]:
-            found.append(Pair(clean, patch, ranked[-1], ranked[0]))
-    return found
+    return make_pairs(model)
 
 
 @pytest.fixture(scope="module")
@@ -143,9 +125,9 @@ def test_pairs_are_read_from_jsonl_json_and_csv(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"clean_prefix": "bcdfg"}, "pair 3: the clean prompt has 5 tokens and the patch prompt 4"),
-        ({"clean_answer": "bc"}, "pair 3: the answer 'bc' has 2 tokens"),
-        ({"clean_answer": "b", "patch_answer": "b"}, "pair 3: both answers are 'b'"),
+        ({"clean_prefix": "ccdfg"}, "pair 3: the clean prompt has 5 tokens and the patch prompt 4"),
+        ({"clean_answer": "dg"}, "pair 3: the answer 'dg' is not one token of this model but 'd' \\+ 'g'"),
+        ({"clean_answer": "c", "patch_answer": "c"}, "pair 3: both answers are 'c'"),
     ],
 )
 def test_bad_pairs_are_rejected(model: MemoryModel, pairs: list[Pair], changes: dict[str, str], message: str) -> None:

@@ -36,6 +36,7 @@ class Node:
     relevance: float
     coefficient: float | None = None
     label: str = ""  # what the index knows about a memory: its name by patterns
+    number: int | None = None  # of a memory in its layer, or the id of a token
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,14 @@ class Circuit:
     value: float  # the target: a logit, or the difference of two logits
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
+    model: str
+    layers: int
+    probability: float  # of the token
+    shift: int  # 1 if BOS is fed: position 0 is then the second of `tokens`
+
+    def share(self, amount: float) -> str:
+        """Return an amount as a share of the target's size, like "+12.3%"; the amount itself if the target is 0."""
+        return f"{amount / abs(self.value):+.1%}" if self.value else f"{amount:+.3g}"
 
     @property
     def memories(self) -> list[Node]:
@@ -125,21 +134,18 @@ def circuit(
     read = read_prompt(loaded, prompt)
     fed = read.fed().to(loaded.device)
     check_length(fed.shape[1], "the prompt")
-    answer = _prediction(loaded, fed) if token is None else read_token(loaded, token)
+    p = loaded.lens.probabilities(loaded.lens.state_logits(loaded.run_body(fed)[0, -1:])[0])
+    answer = int(p.argmax()) if token is None else read_token(loaded, token)
     other = None if against is None else read_token(loaded, against)
     if other == answer:
         raise SettingError(f"--token and --against are both token {answer}; name two different tokens")
-    return _explain(loaded, read, fed, answer, other, nodes, gate, names)
+    return _explain(loaded, read, fed, answer, other, nodes, gate, names, float(p[answer]))
 
 
 def check_length(tokens: int, what: str) -> None:
     """Raise SettingError for a prompt of one token, BOS included: nothing in it depends on a context."""
     if tokens < 2:
         raise SettingError(f"{what} has one token; a circuit needs at least two")
-
-
-def _prediction(model: MemoryModel, fed: Tensor) -> int:
-    return int(model.lens.state_logits(model.run_body(fed)[0, -1:])[0].argmax())
 
 
 def _explain(
@@ -151,6 +157,7 @@ def _explain(
     count: int,
     gate: Gate,
     index: Index | None,
+    probability: float,
 ) -> Circuit:
     def target(logits: Tensor) -> Tensor:
         return logits[token] if against is None else logits[token] - logits[against]
@@ -173,6 +180,10 @@ def _explain(
         float(full.target.detach()),
         tuple(nodes),
         edges,
+        model.name,
+        len(model.layers),
+        probability,
+        prompt.shift,
     )
 
 
@@ -203,7 +214,7 @@ class _Parts:
         amounts = (self.cut.embedding.detach() * self.total.embedding).sum(1).tolist()
         for row, (token, amount) in enumerate(zip(self._fed_tokens(), amounts, strict=True)):
             text = self.model.tokenizer.token_text(token)
-            yield Node(f"E{row}", "embedding", None, row - self.prompt.shift, text, amount)
+            yield Node(f"E{row}", "embedding", None, row - self.prompt.shift, text, amount, number=token)
 
     def _fed_tokens(self) -> list[int]:
         return [int(token) for token in self.prompt.fed()[0].tolist()]
@@ -223,6 +234,7 @@ class _Parts:
                 float(self.relevance[layer][row, number]),
                 float(self.coefficients[layer][row, number]),
                 ", ".join(labels[memory].patterns[:2]) if memory in labels else "",
+                number,
             )
 
     def others(self) -> Iterator[Node]:
@@ -245,8 +257,10 @@ class _Parts:
         return Node("bias", "bias", None, None, "biases", amount)
 
     def target_node(self, token: int) -> Node:
+        """Return the node of the target, at the last position."""
         name = self.model.tokenizer.token_text(token)
-        return Node("target", "target", None, len(self.prompt.tokens) - 1, name, float(self.cut.target.detach()))
+        value = float(self.cut.target.detach())
+        return Node("target", "target", None, len(self.prompt.tokens) - 1, name, value, number=token)
 
     def edges(self) -> Iterator[Edge]:
         """Yield all edges that are not 0: into every selected memory, every "others" node and the target."""

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from memlens.circuits.frozen import check_conservation, frozen_pass
 from memlens.circuits.graph import check_length
-from memlens.errors import FilesError, SettingError
+from memlens.errors import FilesError, SettingError, UnknownName
 from memlens.files import read_limited
 from memlens.memory import MemoryId
 from memlens.models.blocks import with_first_input
@@ -41,7 +41,7 @@ from memlens.models.groups import MemoryGroup
 from memlens.models.memory_model import MemoryModel
 from memlens.progress import Progress, no_progress
 from memlens.tracer.intervention import Edit, Intervention
-from memlens.tracer.prompt import Source, open_model, read_prompt
+from memlens.tracer.prompt import Source, open_model, read_prompt, read_token
 
 Method = Literal["integrated", "relevance"]
 _FILE_LIMIT = 64 << 20  # bytes
@@ -236,12 +236,10 @@ def _encode(model: MemoryModel, pair: Pair, number: int) -> tuple[list[int], lis
     check_length(len(clean), f"pair {number}: the clean prompt")
     answers = []
     for answer in (pair.clean_answer, pair.patch_answer):
-        tokens = model.tokenizer.encode([answer])[0].ids
-        if len(tokens) != 1:
-            raise SettingError(
-                f"pair {number}: the answer {answer!r} has {len(tokens)} tokens; answers must be one token"
-            )
-        answers.append(tokens[0])
+        try:
+            answers.append(read_token(model, answer))
+        except UnknownName as error:
+            raise SettingError(f"pair {number}: the answer {error}") from error
     if answers[0] == answers[1]:
         raise SettingError(f"pair {number}: both answers are {pair.clean_answer!r}; they must differ")
     return clean, patch, answers

@@ -273,6 +273,8 @@ _DESCRIPTIONS = {
     "local-edits": "editing prefixes",
     "texts": "reading texts",
     "probes": "fitting probes",
+    "scores": "scoring memories",
+    "sizes": "measuring circuits",
     "roles": "finding roles",
     "effects": "silencing groups",
     "report": "writing the report",

@@ -1,0 +1,290 @@
+"""Verbs about the connections between memories: `circuit` of a prompt or of a task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from memlens.cli.explore import print_flowing
+from memlens.cli.options import Device, Force, IndexDtype, ModelNow, ModelOrIndex, refuse_others, with_screen
+from memlens.cli.screen import ProgressBar, Screen, command_line, fit_items
+from memlens.errors import SettingError
+from memlens.files import refuse_output
+from memlens.text import cut_left, cut_right, number, quoted, visible
+
+if TYPE_CHECKING:
+    from memlens.circuits.graph import Circuit, Node
+    from memlens.circuits.task import TaskCircuit
+    from memlens.index.reader import Index
+    from memlens.models.memory_model import MemoryModel
+
+_PROMPT, _TASK = "Circuit of a prompt", "Circuit of a task"
+_SOURCES = 3  # strongest edges into a memory that are printed
+_MEMORIES = 20  # memories of a task's circuit that are printed
+_GATES = ("value", "half")
+_METHODS = ("integrated", "relevance")
+
+
+@with_screen(json=True)
+def circuit(
+    screen: Screen,
+    model: ModelOrIndex,
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="Text whose next token is explained.", show_default=False)
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="Token to explain. Default: the model's prediction.", rich_help_panel=_PROMPT
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Explain the logit difference between --token and this token.",
+            rich_help_panel=_PROMPT,
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Memories to show one by one. Default: 40.", rich_help_panel=_PROMPT, show_default=False
+        ),
+    ] = None,
+    gate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What carries a gated memory's relevance: value, or half for both factors. Default: value.",
+            rich_help_panel=_PROMPT,
+        ),
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the graph as SVG.", rich_help_panel=_PROMPT)
+    ] = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=".jsonl, .json or .csv file with clean_prefix, patch_prefix, clean_answer and patch_answer.",
+            rich_help_panel=_TASK,
+        ),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Score memories by integrated (default) or relevance.", rich_help_panel=_TASK
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Steps of integrated gradients. Default: 10.", rich_help_panel=_TASK),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Seed of the held-out pairs and random sets. Default: 0.", rich_help_panel=_TASK
+        ),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Save the graph for Neuronpedia, or a task's circuit as an intervention for trace."
+        ),
+    ] = None,
+    force: Force = False,
+    where: ModelNow = None,
+    device: Device = "auto",
+    dtype: IndexDtype = None,
+) -> None:
+    """Find the memories behind a prediction or a task, connected by edges that add up."""
+    of_prompt = {"--token": token, "--against": against, "--nodes": nodes, "--gate": gate, "--svg": svg}
+    of_task = {"--method": method, "--steps": steps, "--seed": seed}
+    if (prompt is None) == (pairs is None):
+        raise SettingError("name either a PROMPT or a file of --pairs")
+    refuse_others("a prompt", of_task, []) if pairs is None else refuse_others("--pairs", of_prompt, [])
+    _check_choice("--gate", gate, _GATES)
+    _check_choice("--method", method, _METHODS)
+    if nodes is not None and nodes < 1:
+        raise SettingError(f"--nodes is {nodes}; it must be 1 or more")
+    _check_outputs(save, svg, pairs is not None, force)
+    place: dict[str, Any] = {"where": where, "device": device, "dtype": dtype}
+    if pairs is not None:
+        given = {"method": method, "steps": steps, "seed": seed}
+        _show_task(screen, model, pairs, save, force, {k: v for k, v in given.items() if v is not None}, place)
+        return
+    from memlens.circuits.export import save_graph, save_svg
+    from memlens.circuits.graph import circuit as find_circuit
+    from memlens.tracer.prompt import open_model
+
+    loaded, index = open_model(model, **place)
+    options: Any = {"token": token, "against": against, "nodes": nodes or 40, "gate": gate or "value"}
+    graph = find_circuit(loaded, prompt or "", index=index, **options)
+    for path, write in ((save, save_graph), (svg, save_svg)):
+        if path is not None:
+            write(graph, path, force=force)
+            screen.note(f"saved the circuit in {path}")
+    screen.json(graph) if screen.as_json else _print_circuit(screen, graph)
+
+
+def _check_choice(option: str, value: str | None, choices: tuple[str, ...]) -> None:
+    if value is not None and value not in choices:
+        raise SettingError(f"{option} is '{value}'; it must be {' or '.join(choices)}")
+
+
+def _check_outputs(save: Path | None, svg: Path | None, is_task: bool, force: bool) -> None:
+    """Raise SettingError or OutputError if a file cannot be written, before anything is computed."""
+    if save is None and svg is None:
+        if force:
+            raise SettingError("--force has no effect without --save or --svg; leave it out")
+        return
+    from memlens.circuits.export import is_graph, is_svg
+    from memlens.tracer.intervention import is_intervention
+
+    if save is not None and svg is not None and save.resolve() == svg.resolve():
+        raise SettingError(f"--save and --svg both name {save}; use two files")
+    for path, is_ours in ((save, is_intervention if is_task else is_graph), (svg, is_svg)):
+        if path is not None:
+            refuse_output(path, is_ours, force=force)
+            if not path.parent.is_dir():
+                raise SettingError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
+
+
+def _print_circuit(screen: Screen, graph: Circuit) -> None:
+    """Print the target, its parts, and the memories by layer with their strongest sources."""
+    difference = [] if graph.against is None else [Text.assemble(("minus ", "dim"), quoted(graph.against))]
+    predicted = Text.assemble(("logit of ", "dim"), (quoted(graph.token), "bold"))
+    print_flowing(
+        screen,
+        [
+            Text(cut_left(visible(graph.prompt), max(20, min(screen.out.width, 80) - 30)), "bold"),
+            predicted,
+            *difference,
+            Text(number(graph.value)),
+        ],
+    )
+    tokens = [node for node in graph.nodes if node.kind == "embedding"]
+    biases = sum(node.relevance for node in graph.nodes if node.kind == "bias")
+    parts = {"tokens": sum(node.relevance for node in tokens), "biases": biases}
+    print_flowing(
+        screen,
+        [
+            *(Text.assemble((f"{name} ", "dim"), graph.share(amount)) for name, amount in parts.items()),
+            Text("add up to the target; memories are on the way from tokens to target", "dim"),
+        ],
+    )
+    screen.result()
+    names = {node.id: node for node in graph.nodes}
+    for layer in sorted({node.layer for node in graph.memories if node.layer is not None}, reverse=True):
+        total = sum(node.relevance for node in graph.nodes if node.layer == layer)
+        heading = Text.assemble((f"layer {layer}", "bold"), (f"   all its memories {graph.share(total)}", "dim"))
+        screen.result(heading)
+        for node in [node for node in graph.memories if node.layer == layer]:
+            _print_memory(screen, graph, node, names)
+    screen.result(Text("tokens", "bold"))
+    shares = [Text(f"{quoted(node.name, 14)} {graph.share(node.relevance)}") for node in tokens]
+    print_flowing(screen, [Text(" "), *shares], gap="  ")
+
+
+def _print_memory(screen: Screen, graph: Circuit, node: Node, names: dict[str, Node]) -> None:
+    width = min(screen.out.width, 100_000)
+    token = quoted(_token_at(graph, node), 14)
+    head = f"  {graph.share(node.relevance):>7}  {node.name:<8} at {token:<14} m {number(node.coefficient or 0.0)}"
+    room = width - Text(head).cell_len - 2
+    label = f"  {cut_right(visible(node.label), room)}" if node.label and room > 8 else ""
+    screen.result(Text.assemble(head, (label, "cyan")))
+    sources = [edge for edge in graph.edges_into(node.id) if edge.weight][:_SOURCES]
+    items = [Text(f"{_source_name(names[edge.source], graph)} {graph.share(edge.weight)}") for edge in sources]
+    screen.result(Text.assemble(("           from ", "dim"), fit_items(items, gap=", ")(width - 16)))
+
+
+def _token_at(graph: Circuit, node: Node) -> str:
+    row = len(graph.tokens) - 1 if node.position is None else node.position + graph.shift
+    return graph.tokens[row]
+
+
+def _source_name(node: Node, graph: Circuit) -> str:
+    if node.kind == "embedding":
+        return quoted(node.name, 14)
+    if node.kind == "others":
+        return f"rest of layer {node.layer}"
+    return node.name if node.kind == "bias" else f"{node.name} at {quoted(_token_at(graph, node), 10)}"
+
+
+def _show_task(
+    screen: Screen,
+    model: str,
+    pairs: Path,
+    save: Path | None,
+    force: bool,
+    options: dict[str, Any],
+    place: dict[str, Any],
+) -> None:
+    """Find and print the circuit of a task; save it as an intervention."""
+    from memlens.circuits.task import read_pairs, task_circuit
+    from memlens.tracer.prompt import open_model
+
+    rows = read_pairs(pairs)
+    with ProgressBar(screen) as progress:
+        loaded, index = open_model(model, **place)
+        result = task_circuit(loaded, rows, progress=progress, **options)
+    if save is not None:
+        result.ablation().save(save, loaded, force=force)
+        screen.note(f"saved the circuit in {save}")
+        screen.note(f"next: {command_line('trace', model, 'PROMPT', '--file', save)}")
+    screen.json(result) if screen.as_json else _print_task(screen, loaded, index, result)
+
+
+def _print_task(screen: Screen, model: MemoryModel, index: Index | None, result: TaskCircuit) -> None:
+    screen.paragraph(
+        f"{visible(model.name)} prefers the clean answer in {result.accuracy:.0%} of {result.pairs} pairs; "
+        f"{result.held_out} pairs are held out. Logit difference {number(result.metric)}; "
+        f"{number(result.ablated)} with every memory at its mean over patch prompts"
+    )
+    screen.result()
+    rows: list[list[Any]] = [
+        [
+            Text(f"{point.size:,}", "bold" if point == result.smallest else ""),
+            f"{point.share:.2%}",
+            f"{point.faithfulness:.2f}",
+            Text(f"{point.low:.2f} to {point.high:.2f}", "dim"),
+            f"{point.complement:.2f}",
+            f"{point.random:.2f}",
+        ]
+        for point in result.curve
+    ]
+    screen.table(["memories", "share", "faithfulness", "95% interval", "complement", "random"], rows)
+    screen.result()
+    if result.smallest is None:
+        screen.paragraph(
+            "No size has a faithfulness between 0.9 and 1.1. The memories with the largest scores are listed."
+        )
+    else:
+        screen.paragraph(
+            f"Smallest faithful circuit: {result.smallest.size} memories, faithfulness "
+            f"{result.smallest.faithfulness:.2f}, complement {result.smallest.complement:.2f}"
+        )
+    screen.result()
+    _print_task_memories(screen, model, index, result)
+
+
+def _print_task_memories(screen: Screen, model: MemoryModel, index: Index | None, result: TaskCircuit) -> None:
+    from memlens.tracer.result import name_memories
+
+    memories = result.memories[:_MEMORIES]
+    names = name_memories(model, memories, 3, index)
+    rows: list[list[Any]] = []
+    for memory in memories:
+        tokens = [Text(quoted(model.tokenizer.token_text(one), 12), "cyan") for one in names[memory].top]
+        cells: list[Any] = [str(memory), f"{result.scores[memory]:+.3f}", fit_items(tokens, gap=" ")]
+        if index is not None:
+            trigger = names[memory].triggers.get("top", "")
+            cells += ["; ".join(names[memory].patterns), Text(visible(trigger), "dim")]
+        rows.append(cells)
+    screen.table(["memory", "score", "promotes", *(["known as", "top trigger"] if index is not None else [])], rows)
+    if len(result.memories) > len(memories):
+        screen.note(f"{len(result.memories) - len(memories):,} more memories; --json lists all of them")

@@ -1,0 +1,112 @@
+"""`memlens circuit` on the command line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from circuit_pairs import make_pairs
+
+import memlens
+from memlens.index.reader import Index
+from memlens.tracer.intervention import Intervention
+
+Run = Callable[..., tuple[int, str, str]]
+Refused = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def rows(tiny_gpt2: Path) -> list[dict[str, str]]:
+    return [dict(vars(pair)) for pair in make_pairs(memlens.load(tiny_gpt2), 8)]
+
+
+@pytest.fixture
+def write_pairs(tmp_path: Path) -> Callable[[list[dict[str, str]]], Path]:
+    def write(rows: list[dict[str, str]]) -> Path:
+        path = tmp_path / "pairs.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_it_prints_memories_by_layer_within_80_columns(
+    run: Run, tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = run("circuit", tiny_gpt2, "The river runs", "--nodes", 9)
+    assert code == 0 and "layer 2" in out and "from" in out
+    assert max(len(line) for line in out.splitlines()) <= 80
+
+
+def test_json_has_nodes_and_edges(run: Run, tiny_gpt2: Path) -> None:
+    _, out, _ = run("circuit", tiny_gpt2, "The river runs", "--token", "d", "--against", "c", "--json", "--nodes", 5)
+    document = json.loads(out)
+    assert document["target"]["against"] == "c" and len([n for n in document["nodes"] if n["kind"] == "memory"]) == 5
+
+
+def test_an_index_stands_for_its_model(run: Run, tiny_gpt2_index: Index) -> None:
+    assert run("circuit", tiny_gpt2_index.folder, "The river runs", "--nodes", 3)[0] == 0
+
+
+def test_graph_and_drawing_are_saved(run: Run, tiny_llama: Path, tmp_path: Path) -> None:
+    saved = ["--save", tmp_path / "graph.json", "--svg", tmp_path / "graph.svg"]
+    assert run("circuit", tiny_llama, "The river runs", "--gate", "half", *saved)[0] == 0
+    assert json.loads((tmp_path / "graph.json").read_text(encoding="utf-8"))["metadata"]["prompt"] == "The river runs"
+    assert (tmp_path / "graph.svg").read_text(encoding="utf-8").startswith("<svg ")
+
+
+def test_the_circuit_of_a_task_is_printed_and_saved(
+    run: Run, tiny_gpt2_values: Index, rows: Any, write_pairs: Any, tmp_path: Path
+) -> None:
+    edits = tmp_path / "edits.json"
+    command = ["circuit", tiny_gpt2_values.folder, "--pairs", write_pairs(rows), "--steps", 2, "--save", edits]
+    code, out, _ = run(*command)
+    assert code == 0 and "prefers the clean answer in 100% of 8 pairs" in out and "faithfulness" in out
+    assert Intervention.load(edits).fingerprint is not None
+
+
+def test_the_circuit_of_a_task_as_json(run: Run, tiny_gpt2: Path, rows: Any, write_pairs: Any) -> None:
+    _, out, _ = run("circuit", tiny_gpt2, "--pairs", write_pairs(rows), "--method", "relevance", "--json")
+    assert json.loads(out)["method"] == "relevance"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name either a PROMPT or a file of --pairs"),
+        (["b"], "the prompt has one token; a circuit needs at least two"),
+        (["The river", "--token", "river boat"], "'river boat' is not one token of this model"),
+        (["The river", "--nodes", "0"], "--nodes is 0; it must be 1 or more"),
+        (["The river", "--gate", "both"], "--gate is 'both'; it must be value or half"),
+        (["The river", "--steps", "3"], "--steps has no effect with a prompt"),
+        (["The river", "--force"], "--force has no effect without --save or --svg"),
+        (["--pairs", "missing.jsonl"], "missing.jsonl"),
+        (["--pairs", "missing.jsonl", "--token", "b"], "--token has no effect with --pairs"),
+    ],
+)
+def test_bad_options_are_refused(refused: Refused, tiny_gpt2: Path, words: list[str], message: str) -> None:
+    assert message in refused("circuit", tiny_gpt2, *words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clean_prefix": "b", "patch_prefix": "c"}, "pair 1: the clean prompt has one token"),
+        ({"clean_prefix": "ccdfg"}, "pair 1: the clean prompt has 5 tokens and the patch prompt 4"),
+        ({"clean_answer": "dg"}, "pair 1: the answer 'dg' is not one token of this model"),
+        ({"clean_answer": ""}, "row 1: 'clean_answer' is missing"),
+    ],
+)
+def test_bad_pairs_are_refused(
+    refused: Refused, tiny_gpt2: Path, rows: Any, write_pairs: Any, changes: dict[str, str], message: str
+) -> None:
+    assert message in refused("circuit", tiny_gpt2, "--pairs", write_pairs([rows[0] | changes, *rows[1:]]))
+
+
+def test_a_task_that_the_model_does_not_do_is_refused(
+    refused: Refused, tiny_gpt2: Path, rows: Any, write_pairs: Any
+) -> None:
+    swapped = [row | {"clean_answer": row["patch_answer"], "patch_answer": row["clean_answer"]} for row in rows]
+    assert "so it does not do this task" in refused("circuit", tiny_gpt2, "--pairs", write_pairs(swapped))
