@@ -25,7 +25,7 @@ def test_what_lies_beside_under_the_name_that_is_written_first_is_kept(tmp_path:
     (tmp_path / "film.json.part").write_text("half of a download")
     (tmp_path / "book.json.part").mkdir()
     for name in ("film.json", "book.json"):
-        with pytest.raises(OutputError, match="part is in the way and was not made by memlens; move it away"):
+        with pytest.raises(OutputError, match="part exists and was not made by memlens; move it"):
             refuse_output(tmp_path / name, is_ours, force=force)
     (tmp_path / "own.json.part").write_text("memlens was killed here")
     refuse_output(tmp_path / "own.json", is_ours, force=force)

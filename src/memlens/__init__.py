@@ -1,8 +1,8 @@
-"""memlens: the feed-forward layers of a transformer language model, read as key-value memories.
+"""memlens: analysis of the feed-forward layers of transformer language models as key-value memories.
 
     index = memlens.scan("gpt2", "my-texts/", out="gpt2-index")
     index.triggers("L5N94")
-    memlens.analyze("gpt2", "my-texts/", out="gpt2-index")       # that, and everything else, with a report
+    memlens.analyze("gpt2", "my-texts/", out="gpt2-index")       # all stages, with a report
     memlens.trace("gpt2-index", "The capital of France is")      # one prompt, live
 
 The public names below are imported when first used, so that `import memlens` costs nothing.

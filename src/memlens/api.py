@@ -1,12 +1,12 @@
-"""Verbs of the command line as Python functions, with the same option names.
+"""The commands of the CLI as Python functions with the same option names.
 
     memlens.scan(model, corpus, out="index", top=50)      memlens.open_index("index")
     memlens.values("index")                               memlens.experiment("index", ["agreement", "rank"])
     memlens.patterns("index")
     memlens.report("index", out="report.html")            memlens.compare("base-index", "tuned-index")
 
-An index is an Index or its folder. Each verb imports what it needs, so that looking something up loads no torch.
-`analyze` and `demo`, which do all of these in turn, are in pipeline.py.
+An index is given as an Index or as its folder. Each function imports what it needs, so lookups do not load torch.
+`analyze` and `demo`, which run all stages, are in pipeline.py.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def scan(
     if shard is not None:
         return open_shard(folder)
     index = _open_built(folder, plan)
-    index.model = loaded if loaded is model else None  # at hand already
+    index.model = loaded if loaded is model else None  # avoids loading it again
     return index
 
 
@@ -160,11 +160,18 @@ def merge(parts: Sequence[Source], *, out: Source, resume: bool = True, progress
 
     Raises:
         IndexFolderError: A shard is missing, or the shards belong to different scans.
+
+    Example:
+        >>> parts = [folder.with_name(f"part-{number}") for number in (1, 2)]
+        >>> for number, part in enumerate(parts, 1):
+        ...     _ = memlens.scan(model, text, out=part, shard=f"{number}/2", threads=1)
+        >>> memlens.merge(parts, out=folder.with_name("merged")).layers
+        (0, 1, 2)
     """
     from memlens.index.shards import merge_shards
 
     if not parts:
-        raise SettingError("no shards were given; name the folders that `memlens scan --shard` has made")
+        raise SettingError("no shards were given; name the folders that `memlens scan --shard` wrote")
     folder = folder_of(out)
     return _open_built(folder, merge_shards([Path(part) for part in parts], folder, resume=resume, progress=progress))
 
@@ -194,7 +201,19 @@ def check(index: Index | Source, *, progress: Progress = no_progress) -> Check:
 
 
 def chart(index: Index | Source, experiment: str) -> Any:
-    """The figure of an experiment as an Altair chart, its panels side by side; `index.chart(name)` is the same."""
+    """Return the figure of an experiment as an Altair chart. `index.chart(name)` is the same.
+
+    Args:
+        index: An Index or its folder.
+        experiment: Name of an experiment that was run.
+
+    Returns:
+        An altair chart, with several panels side by side if the figure has more than one.
+
+    Raises:
+        UnknownName: There is no experiment of this name.
+        IndexFolderError: The experiment was not run, or its table is empty.
+    """
     import altair as alt
 
     from memlens.experiments.run import EXPERIMENTS
@@ -203,28 +222,51 @@ def chart(index: Index | Source, experiment: str) -> Any:
         raise UnknownName(f"there is no experiment '{experiment}'; known: {', '.join(EXPERIMENTS)}")
     drawn = EXPERIMENTS[experiment].charts(_opened(index))
     if not drawn:
-        raise IndexFolderError(f"the table of '{experiment}' is empty: there is nothing to draw")
+        raise IndexFolderError(f"the table of '{experiment}' is empty, so it has no chart")
     if len(drawn) == 1:
         return drawn[0]
     config = drawn[0].config
     for panel in drawn:
-        panel.config = alt.Undefined  # a chart of several has one, at its top
+        panel.config = alt.Undefined  # only the combined chart may have a config
     joined = alt.hconcat(*drawn)
     joined.config = config
     return joined
 
 
 def push(index: Index | Source, repo: str, *, private: bool = False, progress: Progress = no_progress) -> PushResult:
-    """Put an index into a dataset repository of the Hugging Face Hub, in one commit, with a card."""
+    """Upload an index with a card to a dataset repository of the Hugging Face Hub, in one commit.
+
+    Args:
+        index: An Index or its folder.
+        repo: Repository as `OWNER/NAME`. It is created if it does not exist.
+        private: Create a private repository.
+        progress: Called with the name of the step, the completed work and the total.
+
+    Returns:
+        The repository, commit and address, and the number of files and bytes.
+
+    Raises:
+        HubError: The Hub cannot be reached or rejects the upload.
+    """
     from memlens.index.hub import push
 
     return push(_opened(index), repo, private=private, progress=progress)
 
 
 def pull(repo: str, *, out: Source | None = None, resume: bool = True, progress: Progress = no_progress) -> Index:
-    """Copy an index from the Hub, `OWNER/NAME` or `OWNER/NAME@REVISION`; every file is compared with its checksum.
+    """Download an index from the Hugging Face Hub and verify the checksum of every file.
 
-    `out` None is a folder of the repository's name. `resume` False replaces another index that is there.
+    Args:
+        repo: Repository as `OWNER/NAME` or `OWNER/NAME@REVISION`.
+        out: Folder to write the index to. None is a folder with the name of the repository.
+        resume: Resume a download in the folder. False replaces an index in the folder.
+        progress: Called with the name of the step, the completed work and the total.
+
+    Returns:
+        The index.
+
+    Raises:
+        HubError: The Hub cannot be reached, or the repository does not hold a complete index.
     """
     from memlens.index.hub import Repository, pull
 
@@ -316,6 +358,10 @@ def roles(
 
     Raises:
         IndexFolderError: The index has no values yet.
+
+    Example:
+        >>> memlens.roles(memlens.values(index, model=model, threads=1), model=model).has("roles")
+        True
     """
     from memlens.role.table import compute_roles
 
@@ -335,14 +381,29 @@ def experiment(
     skipped: Callable[[str, str], None] | None = None,
     **options: Any,
 ) -> dict[str, pa.Table]:
-    """Run experiments and keep their tables in the index; they come back by name.
+    """Run experiments and write their tables to the index.
 
-    `options` are the fields of SampleSettings (seed, sample, stop_words), of RunSettings (threads, executor, ...) and
-    of CorpusSettings (unit, column) for `validation`, a corpus to draw prefixes from; None draws them from the scanned
-    one. `sample` None is each experiment's own default; with "all" a number counts for those on prefixes only. What
-    this index cannot have is refused if it was named and left out if only "all" asked for it; `skipped` is called with
-    name and reason. With `workers`, or `executor` "ray", the model runs in processes, or on a Ray cluster: in the pass
-    over prefixes, of which section 5 is made, and in local-edits.
+    Args:
+        index: An Index or its folder.
+        names: Names of experiments. "all" runs every experiment that the index supports.
+        validation: Corpus to draw prefixes from. None draws them from the scanned corpus.
+        model: The scanned model or its current location. None loads it from where it was scanned.
+        progress: Called with the name of the step, the completed work and the total.
+        skipped: Called with name and reason of each experiment that "all" leaves out.
+        **options: Fields of SampleSettings (seed, sample, stop_words), RunSettings (threads, workers, executor, ...)
+            and, with `validation`, CorpusSettings (unit, column). With "all", `sample` applies only to experiments on
+            prefixes. Workers are used for the pass over prefixes and in local-edits.
+
+    Returns:
+        The tables by name.
+
+    Raises:
+        UnknownName: There is no experiment of this name.
+        IndexFolderError: A named experiment cannot run on this index.
+
+    Example:
+        >>> list(memlens.experiment(memlens.values(index, model=model), "rank"))
+        ['rank']
     """
     from memlens.experiments.run import run
     from memlens.vocab.kernels import use_threads
@@ -384,6 +445,10 @@ def report(
 
     Raises:
         OutputError: The file or the folder must not be replaced.
+
+    Example:
+        >>> memlens.report(index).name
+        'report.html'
     """
     from memlens.reports.report import make_report
 
@@ -401,9 +466,21 @@ def site(
     force: bool = False,
     progress: Progress = no_progress,
 ) -> Path:
-    """The workbench as a folder of static files; its first page comes back. Needs the extra `serve`.
+    """Write the workbench as a folder of static files. Needs the extra `serve`.
 
-    `layers` ("0-5,11", or numbers) and `top` (triggers of each end of a memory) make it smaller.
+    Args:
+        index: An Index or its folder.
+        out: Folder to write to.
+        layers: Layers to include, "0-5,11" or numbers. None includes all layers.
+        top: Number of top and of bottom triggers per memory.
+        force: Write to a folder with files that memlens did not write.
+        progress: Called with the name of the step, the completed work and the total.
+
+    Returns:
+        The path of the first page.
+
+    Raises:
+        OutputError: The folder must not be replaced.
     """
     from memlens.web.static_site import make_site
 
@@ -447,7 +524,7 @@ def compare(
 
 
 def folder_of(out: Source) -> Path:
-    """The folder to write an index to; refused inside another index or a model, and where the name is empty."""
+    """Return the path of an index folder. Raises an error if it is empty, or inside another index or a model."""
     if not os.fspath(out):
         raise SettingError("-o is empty; name a folder for the index")
     refuse_inside_others(Path(out))
@@ -455,7 +532,7 @@ def folder_of(out: Source) -> Path:
 
 
 def corpus_settings(corpus: Source | Sequence[Source], **options: Any) -> CorpusSettings:
-    """One source or several, as the settings of a corpus."""
+    """Return the settings of a corpus with one or more sources."""
     sources = [corpus] if isinstance(corpus, (str, os.PathLike)) else list(corpus)
     return CorpusSettings(tuple(os.fspath(source) for source in sources), **options)
 
@@ -478,7 +555,7 @@ def _threads(run: RunSettings) -> int:
 
 
 def _opened(index: Index | Source) -> Index:
-    """The index as it is now, for one stage."""
+    """Return the index with its current tables."""
     opened = open_index(index)
     if opened is index:
         opened.reload()
@@ -486,10 +563,10 @@ def _opened(index: Index | Source) -> Index:
 
 
 def _open_built(folder: Path, plan: Mapping[str, Any]) -> Index:
-    """The index that was just made, not one that somebody has put in its place."""
+    """Return the index that was just built. Raises IndexFolderError if another process has replaced it."""
     index = Index(folder)
     if index.manifest.content["plan"] != plan:
-        raise IndexFolderError(f"{folder} was replaced by somebody else; run the same command again")
+        raise IndexFolderError(f"{folder} was replaced by another process; run the same command again")
     return index
 
 

@@ -1,20 +1,20 @@
-"""The exceptions that memlens raises on purpose.
+"""Exceptions of memlens.
 
-    MemlensError            something a person can mend; the command line prints it as one line and exits with 2
-    ├── ModelError          the model cannot be found, read or seen as memories
-    │   ├── ModelNotFound   nothing by that name or at that path
-    │   └── UnsupportedModel  it loads, but its feed-forward blocks are not memories that memlens can prove
-    ├── CorpusError         the text cannot be found, read or cut into sentences
-    ├── IndexFolderError    the index folder is missing, incomplete, damaged, or belongs to something else
-    ├── FilesError          a file cannot be read or written, is damaged, or another process writes to its folder
-    ├── HubError            the Hub cannot be reached, refuses, or holds something that is not a whole index
-    ├── OutputError         a file or folder to write to holds something that must not be replaced
-    ├── SettingError        an option has a value that cannot work
-    ├── WorkerError         worker processes or nodes were lost too often
-    ├── BusyError           the workbench computes for others and enough are waiting already
-    └── UnknownName         a memory, layer, token or experiment that does not exist
+    MemlensError            an error that the user can fix; the command line prints one line and exits with code 2
+    ├── ModelError          the model cannot be found, read or decomposed into memories
+    │   ├── ModelNotFound   no model has this name or path
+    │   └── UnsupportedModel  the model loads, but the decomposition of its feed-forward blocks cannot be verified
+    ├── CorpusError         the corpus cannot be found, read or split into sentences
+    ├── IndexFolderError    the index folder is missing, incomplete, damaged, or holds something else
+    ├── FilesError          a file cannot be read or written, is damaged, or its folder is locked by another process
+    ├── HubError            the Hub cannot be reached, rejects a request, or does not hold a complete index
+    ├── OutputError         the output path holds something that must not be replaced
+    ├── SettingError        an option has an invalid value
+    ├── WorkerError         too many worker processes or nodes were lost
+    ├── BusyError           the queue of the workbench is full
+    └── UnknownName         a memory, layer, token or experiment does not exist
 
-A message states what was given, what is wrong with it, and what to do. It is one line.
+A message is one line. It names the input, the problem, and what to do.
 """
 
 from collections.abc import Iterator
@@ -22,60 +22,60 @@ from contextlib import contextmanager
 
 
 class MemlensError(Exception):
-    """Something a person can mend."""
+    """An error that the user can fix."""
 
 
 class ModelError(MemlensError):
-    """The model cannot be found, read or seen as memories."""
+    """The model cannot be found, read or decomposed into memories."""
 
 
 class ModelNotFound(ModelError):  # noqa: N818 - reads as a sentence
-    """Nothing by that name or at that path."""
+    """No model has this name or path."""
 
 
 class UnsupportedModel(ModelError):  # noqa: N818
-    """The model loads, but its feed-forward blocks cannot be proven to be memories."""
+    """The model loads, but the decomposition of its feed-forward blocks cannot be verified."""
 
 
 class CorpusError(MemlensError):
-    """The text cannot be found, read or cut into sentences."""
+    """The corpus cannot be found, read or split into sentences."""
 
 
 class IndexFolderError(MemlensError):
-    """The index folder is missing, incomplete, damaged, or belongs to something else."""
+    """The index folder is missing, incomplete, damaged, or holds something else."""
 
 
 class FilesError(MemlensError):
-    """A file cannot be read or written, is damaged, or another process writes to its folder."""
+    """A file cannot be read or written, is damaged, or its folder is locked by another process."""
 
 
 class HubError(MemlensError):
-    """The Hub cannot be reached, refuses something, or holds something that is not a whole index."""
+    """The Hub cannot be reached, rejects a request, or does not hold a complete index."""
 
 
 class OutputError(MemlensError):
-    """A file or folder to write to is a place where something of a person's would be lost."""
+    """The output path holds something that must not be replaced."""
 
 
 class SettingError(MemlensError):
-    """An option has a value that cannot work."""
+    """An option has an invalid value."""
 
 
 class WorkerError(MemlensError):
-    """Worker processes or nodes were lost too often."""
+    """Too many worker processes or nodes were lost."""
 
 
 class BusyError(MemlensError):
-    """The workbench computes for others, and as many are waiting as may wait."""
+    """The queue of the workbench is full."""
 
 
 class UnknownName(MemlensError):  # noqa: N818
-    """A memory, layer, token or experiment that does not exist."""
+    """A memory, layer, token or experiment does not exist."""
 
 
 @contextmanager
 def needing(extra: str, what: str, kind: type[MemlensError] = SettingError) -> Iterator[None]:
-    """Wrap the import of a package that only some commands need: a missing one is a line that names the extra."""
+    """Wrap the import of an optional package. If it is missing, raise an error that names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -48,7 +48,7 @@ _ADVICE = {
 }
 
 _MAKE_AGAIN = "start over with --fresh"
-_JSON_LIMIT = 256 << 20  # bytes; far beyond what a manifest or plan has
+_JSON_LIMIT = 256 << 20  # bytes; far more than a manifest or plan needs
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def explain_os_errors(path: Path) -> Iterator[None]:
     except MemlensError:
         raise
     except OSError as error:
-        # Some libraries lose the error number. Their message is then all there is.
+        # Some libraries drop the error number and keep only a message.
         advice = _ADVICE.get(error.errno or 0, error.strerror or str(error).splitlines()[0])
         raise FilesError(f"cannot write {path}: {advice}") from error
 
@@ -107,7 +107,7 @@ def read_limited(path: Path, limit: int) -> bytes:
     except OSError as error:
         why = error.strerror or error
         raise FilesError(f"cannot read {path}: {why}; check the path and its permissions") from error
-    raise FilesError(f"{path} is larger than the {limit >> 20:,} MB that are read at once; name the right file")
+    raise FilesError(f"{path} is larger than {limit >> 20:,} MB, the limit for this kind of file; check the path")
 
 
 def read_json(path: Path, advice: str = _MAKE_AGAIN) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def reader_of(path: Path) -> str:
     return f"read_parquet('{quoted}', hive_partitioning = false)"
 
 
-_HEAD = 4096  # bytes that show who made a file
+_HEAD = 4096  # leading bytes that identify files of memlens
 _KINDS = (
     (stat.S_ISLNK, "a link"),
     (stat.S_ISFIFO, "a FIFO"),
@@ -314,7 +314,7 @@ def refuse_content(path: Path, is_ours: Callable[[bytes], bool], *, force: bool 
     beside = path.with_name(path.name + ".part")  # `replacing` writes this first; a browser may be downloading to it
     _refuse_kind(beside)
     if beside.is_dir() or not _is_empty_or(is_ours, beside):
-        raise OutputError(f"{beside} is in the way and was not made by memlens; move it away, or name another file")
+        raise OutputError(f"{beside} exists and was not made by memlens; move it, or name another output file")
 
 
 def refuse_place(path: Path) -> None:
@@ -329,7 +329,7 @@ def refuse_inside_others(path: Path) -> None:
     try:
         resolved = path.resolve()
     except (OSError, RuntimeError) as error:  # a loop of links
-        raise OutputError(f"cannot write {path}: its links lead nowhere; name another place") from error
+        raise OutputError(f"cannot write {path}: its symbolic links form a loop; name another place") from error
     for folder in resolved.parents:
         kind = valuable_folder(folder)
         if kind:
@@ -338,7 +338,7 @@ def refuse_inside_others(path: Path) -> None:
 
 def refuse_nul(path: Path) -> None:
     if "\0" in str(path):
-        raise OutputError("a file name cannot hold a NUL character; name another file")
+        raise OutputError("a file name cannot contain a NUL character; name another file")
 
 
 def prepare_output_folder(folder: Path, *, force: bool = False, replaced: Iterable[str] = ()) -> None:
@@ -360,7 +360,7 @@ def prepare_output_folder(folder: Path, *, force: bool = False, replaced: Iterab
     except OSError as error:
         raise OutputError(f"cannot write {folder}: {error.strerror or error}; name another folder") from error
     if entries and not is_ours and not force:
-        raise OutputError(f"{folder} holds files that memlens did not make; name another folder, or say --force")
+        raise OutputError(f"{folder} holds files that memlens did not make; name another folder, or use --force")
     for entry in entries:  # writing to a link would change a file in another folder
         _refuse_kind(entry, "move it away, or name another folder")
     try:

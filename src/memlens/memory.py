@@ -19,11 +19,11 @@ _NAME = re.compile(r"[Ll]([0-9]{1,9})(?:([SsEe])([0-9]{1,9}))?[NnDd]([0-9]{1,9})
 _BEGINNING = re.compile(r"[Ll]([0-9]{1,9})(?:([SsEe])([0-9]{1,9}))?(?:[NnDd]([0-9]{0,9}))?")
 _EXPERT = re.compile(r"[Ll]([0-9]{1,9})([SsEe])([0-9]{1,9})")
 _LETTERS = {"dense": "", "shared": "S", "routed": "E"}
-KINDS = tuple(_LETTERS)  # in the order in which a layer counts its memories
+KINDS = tuple(_LETTERS)  # in the order in which a layer numbers its memories
 _KINDS = {letter: kind for kind, letter in _LETTERS.items()}
 _ORDER = {kind: place for place, kind in enumerate(_LETTERS)}
-# What a memory may be for (role/rules.py), in the order in which one that has several is counted, and the columns of
-# roles.parquet that decide it.
+# Roles (see role/rules.py) with the columns of roles.parquet that decide them. A memory with several roles is counted
+# under the first.
 ROLE_NUMBERS: dict[str, tuple[str, ...]] = {
     "dead": (),
     "token": ("token_cover", "q_token"),
@@ -41,14 +41,14 @@ ROLES = tuple(ROLE_NUMBERS)
 
 
 class _NamedRecord:
-    """A record that is written as its name in JSON."""
+    """A record that JSON represents by its name."""
 
     def to_json(self) -> str:
         return str(self)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
-        from pydantic_core import core_schema  # by which FastAPI writes records
+        from pydantic_core import core_schema  # FastAPI serializes records with it
 
         return core_schema.is_instance_schema(cls, serialization=core_schema.to_string_ser_schema())
 
@@ -74,7 +74,7 @@ class ExpertId(_NamedRecord):
 
     @property
     def beginning(self) -> str:
-        """The common start of the names of its memories: `L3N`, `L3E5N`."""
+        """Return the common start of the names of its memories: `L3N`, `L3E5N`."""
         return f"{self}N"
 
     @property
@@ -103,7 +103,7 @@ class MemoryId(_NamedRecord):
         match = _NAME.fullmatch(name.strip())
         if not match:
             raise UnknownName(
-                f"'{name}' is not a memory's name; write layer and memory like L3N51, both from 0 "
+                f"'{name}' is not the name of a memory; write layer and memory like L3N51, both counted from 0 "
                 "(L3E5N20 for memory 20 of expert 5, L3S0N20 of a shared expert)"
             )
         if match[2] is None:
@@ -112,7 +112,7 @@ class MemoryId(_NamedRecord):
 
     @property
     def owner(self) -> ExpertId:
-        """The expert that it belongs to, or its layer's dense block."""
+        """Return the expert that the memory belongs to, or the dense block of its layer."""
         return ExpertId(self.layer, self.kind, self.expert)
 
     def __str__(self) -> str:
@@ -248,7 +248,7 @@ class Trigger:
 
     @property
     def text(self) -> str:
-        """The text of the prefix."""
+        """Return the text of the prefix."""
         return self.before + self.token
 
 
@@ -257,7 +257,7 @@ _CELL = "text-align:right;white-space:pre-wrap"
 
 
 class TriggerList(list[Trigger]):
-    """Triggers, best first: a list with a table view in notebooks."""
+    """A list of triggers, best first, with a table view in notebooks."""
 
     def _repr_html_(self) -> str:
         rows = "".join(

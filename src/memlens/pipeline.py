@@ -1,18 +1,19 @@
 """`analyze`, `demo` and `repair`: scan, values, patterns, experiments and report in turn, in one folder.
 
-Both can be interrupted anywhere and called again. A stage that is complete for this very index is not done again:
+All three can be interrupted and called again. A stage is skipped if its result is already complete:
 
-    scan          the manifest is there and its plan is the same
-    values        made with the same number of tokens and reading, and the files are whole
-    patterns      made with the same settings, from the values that are there now, and the files are whole
-    experiments   each one: same seed, sample and validation text, made from the values that are there now, whole
-    report        always made again, which takes seconds
+    scan          the manifest exists and has the same plan
+    values        computed with the same number of tokens and the same reading, and the files are intact
+    patterns      computed with the same settings from the current values, and the files are intact
+    experiments   each experiment: same seed, sample and validation text, current values, intact files
+    report        always written again, which takes seconds
 
-With more than one thread patterns are found in a process of their own (they keep one core busy), while experiments
-that do not need them run here.
+With more than one thread, patterns are computed in a second process because they use only one core. Experiments that
+do not need patterns run in this process at the same time.
 
-`demo` is `analyze` of the bundled model over the first READ tokens of its text, with two smaller samples (PREFIXES,
-EDITED), so that nobody waits, and the five findings to begin with. Full samples can be had in the same folder later.
+`demo` runs `analyze` on the bundled model and the first READ tokens of its text. To be quick, it uses two smaller
+samples (PREFIXES, EDITED). It also selects five findings to show first. `analyze` in the same folder can enlarge the
+samples later.
 """
 
 import time
@@ -74,10 +75,10 @@ class Stage:
     """The outcome of one stage."""
 
     name: str
-    outcome: str  # MADE, or KEPT where it was complete already
+    outcome: str  # MADE, or KEPT if it was already complete
     seconds: float = 0.0
     made: tuple[str, ...] = ()  # experiments that were run
-    skipped: tuple[tuple[str, str], ...] = ()  # experiments that this index cannot have, and why
+    skipped: tuple[tuple[str, str], ...] = ()  # experiments that cannot run on this index, and why
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,13 @@ class Analysis:
 
 
 class StageWatcher:
-    """Called when a stage begins and when it has ended; does nothing unless a subclass does."""
+    """A base class for progress displays. Its methods do nothing."""
 
     def begins(self, number: int, name: str) -> None:
-        """Stage `number` of STAGES, from 0."""
+        """Announce the start of stage `number` of STAGES, counted from 0."""
 
     def ended(self, stage: Stage) -> None:
-        """The stage is complete."""
+        """Announce the end of a stage."""
 
 
 def analyze(
@@ -117,12 +118,30 @@ def analyze(
     watcher: StageWatcher | None = None,
     **options: Any,
 ) -> Analysis:
-    """Everything there is to know about a model and a corpus, in the folder `out`, with its report.html.
+    """Run all stages on a model and a corpus: scan, values, patterns, experiments and report.
 
-    `tokens`, `reading` and `vocabulary` are of the values (`tokens` is their `top`), `validation` is a corpus to draw
-    prefixes from, `samples` are those of single experiments by name ({"local-edits": 10}; the others keep their own).
-    `options` are the fields of SampleSettings (sample, stop_words; `seed` is of scan, patterns and experiments) and
-    those of `scan` (top=50, layers=...).
+    Args:
+        model: A Hub id, folder, .gguf file, loaded transformers model, or MemoryModel.
+        corpus: One or more files, folders or dataset names.
+        out: Folder to write the index and report.html to.
+        resume: Resume the work in the folder. False replaces it.
+        device: Device of the model.
+        dtype: Weight dtype of the model.
+        tokenizer: Tokenizer of a loaded transformers model.
+        tokens: Number of top tokens to store per value.
+        reading: How values are projected onto the vocabulary. None is the default reading of the model.
+        vocabulary: Tokens to rank, "all" by default.
+        samples: Sample sizes of single experiments by name, for example {"local-edits": 10}.
+        validation: Corpus to draw prefixes from. None draws them from the scanned corpus.
+        progress: Called with the name of the step, the completed work and the total.
+        watcher: Receives the start and the end of each stage.
+        **options: Fields of SampleSettings (seed, sample, stop_words) and options of `scan` (top=50, layers=...).
+
+    Returns:
+        The index, the path of the report, and the outcome of each stage.
+
+    Raises:
+        MemlensError: The model, a corpus, an option or the folder cannot be used.
     """
     folder = api.folder_of(out)
     if tokens < 1:
@@ -132,7 +151,7 @@ def analyze(
     )
     text = None if validation is None else api.corpus_settings(validation, **cutting)
     drawn = _Samples(SampleSettings(**drawing), samples or {}, text)
-    drawn.refuse_wrong()  # what a later stage would refuse must not cost a scan first
+    drawn.check()  # find invalid options before the long scan
     loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype)
     if reading is not None:
         loaded.lens.checked_reading(reading)
@@ -151,23 +170,23 @@ def analyze(
 
 @dataclass(frozen=True)
 class _Samples:
-    """The samples of the experiments; those that look at no prefixes take neither stop words nor validation text."""
+    """Sampling options of the experiments. Stop words and validation text apply only to experiments on prefixes."""
 
     settings: SampleSettings
-    samples: Mapping[str, int]  # of single experiments
+    samples: Mapping[str, int]  # sample sizes of single experiments by name
     text: CorpusSettings | None
 
-    def refuse_wrong(self) -> None:
+    def check(self) -> None:
         find_experiments(list(self.samples))
         for sample in self.samples.values():
             replace(self.settings, sample=sample)
         if self.settings.stop_words is not None:
             check_stop_words(self.settings.stop_words)
         if self.text is not None:
-            corpus_fingerprint(self.text)  # reads it once: a file that is not there is refused now, not after hours
+            corpus_fingerprint(self.text)  # reads the text once, to report a missing file now and not after the scan
 
     def sample_of(self, experiment: Experiment) -> int | None:
-        """None is the experiment's own."""
+        """Return the sample size of an experiment, or None for its default."""
         return self.samples.get(experiment.name, self.settings.sample if experiment.on_prefixes else None)
 
     def options(self, experiment: Experiment) -> dict[str, Any]:
@@ -184,16 +203,16 @@ class _Samples:
 
 @dataclass
 class _Work:
-    """The stages of one analysis, in the order of STAGES; each does what is left to do."""
+    """One analysis: a method for each stage, which computes what is not yet complete."""
 
     model: MemoryModel
     folder: Path
-    asked: dict[str, Any]  # of the scan
+    asked: dict[str, Any]  # options of the scan
     reading: ValueSettings
     drawn: _Samples
     progress: Progress
-    made: list[str] = field(default_factory=list)  # experiments
-    experimenting: float = 0.0  # seconds, of experiments that were run while patterns were found
+    made: list[str] = field(default_factory=list)  # names of the experiments that were run
+    experimenting: float = 0.0  # seconds spent on experiments while patterns were computed
     index: Index = field(init=False)
     page: Path = field(init=False)
 
@@ -209,7 +228,7 @@ class _Work:
             self.progress(stage, done, total)
 
         self.index = api.scan(self.model, out=self.folder, progress=progress, **self.asked)
-        return Stage("scan", MADE if reached else KEPT)  # a complete one reports no progress
+        return Stage("scan", MADE if reached else KEPT)  # a complete scan reports no progress
 
     def values(self) -> Stage:
         chosen = asdict(self.reading)
@@ -245,9 +264,9 @@ class _Work:
         return Stage("experiments", outcome, time.monotonic() - began, made=names, skipped=tuple(skipped.items()))
 
     def _run_experiments(self, is_chosen: Callable[[Experiment], bool]) -> dict[str, str]:
-        """Run what is not made yet, of those that are chosen; the names of those that cannot be come back, and why."""
+        """Run the chosen experiments that are not complete. Returns {name: reason} of those that cannot run."""
         skipped: dict[str, str] = {}
-        left: dict[tuple[bool, int | None], list[Experiment]] = {}  # those that can be run together
+        left: dict[tuple[bool, int | None], list[Experiment]] = {}  # groups that can run together
         for experiment in filter(is_chosen, find_experiments(["all"])):
             text = self.drawn.text if experiment.on_prefixes else None
             if (reason := experiment.obstacle(self.index)) is not None:
@@ -267,20 +286,20 @@ class _Work:
 
 
 FOLDER = "memlens-demo"
-# Trends, those first that the paper saw and this model shows; then what is told where one of the five has no ground.
+# Findings that the demo shows: trends, those that agree with the paper first, and substitutes for missing ones.
 TRENDS = ("depth", "settling", "claim-agreement", "composition", "claim-last-token", "claim-residual")
 INSTEAD = ("dead", "rarest", "wanted")
-HELD_OUT = f"{BUNDLED}:held-out"  # where prefixes of section 5 come from: not trained on, as in the paper
+HELD_OUT = f"{BUNDLED}:held-out"  # prefixes for section 5: not in the training text, as in the paper
 READ = 200_000  # tokens of the bundled text
-PREFIXES, EDITED = 1000, 8  # prefixes of section 5; memories per layer that are run again (local edits)
+PREFIXES, EDITED = 1000, 8  # prefixes for section 5; memories per layer in the local-edits experiment
 
 
 @dataclass(frozen=True)
 class SmallerSample:
-    """An experiment that looked at less than it does by default."""
+    """An experiment with a smaller sample than its default."""
 
     experiment: str
-    counts: str  # what the sample counts
+    counts: str  # the unit of the sample
     here: int
     default: int
 
@@ -294,7 +313,7 @@ class Demo:
     stages: tuple[Stage, ...]
     findings: tuple[Insight, ...]
     smaller: tuple[SmallerSample, ...]
-    verdicts: dict[str, int]  # how many claims of the paper have which
+    verdicts: dict[str, int]  # number of the paper's claims by verdict
 
 
 def demo(
@@ -306,12 +325,26 @@ def demo(
     edited: int = EDITED,
     **options: Any,
 ) -> Demo:
-    """All stages in the folder `out`, and five findings; `options` are further ones of `analyze`.
+    """Analyze the bundled model with small samples and select five findings.
 
-    Larger samples that the folder holds already are kept.
+    Larger samples that are already in the folder are kept.
+
+    Args:
+        model: A model as in `analyze`. The default is the bundled model.
+        corpus: A corpus. The default is the bundled text.
+        out: Folder to write the index and report.html to.
+        prefixes: Number of prefixes for the experiments of section 5.
+        edited: Memories per layer in the local-edits experiment.
+        **options: Further options of `analyze`.
+
+    Returns:
+        The index, the path of the report, the outcome of each stage, and the findings.
+
+    Raises:
+        ModelNotFound: This installation has no bundled model.
     """
     if taken := {"sample", "samples"} & options.keys():
-        raise SettingError(f"a demo has no {min(taken)}; say prefixes= and edited=")
+        raise SettingError(f"demo has no option {min(taken)}; set prefixes and edited instead")
     if options.get("resume", True):
         prefixes, edited = _at_least(api.folder_of(out), prefixes, edited)
     samples = {experiment.name: edited for experiment in find_experiments(["all"]) if experiment.tokens_run}
@@ -324,7 +357,7 @@ def demo(
 
 
 def _at_least(folder: Path, prefixes: int, edited: int) -> tuple[int, int]:
-    """The samples, or those in the folder where they are larger: somebody may have waited for them."""
+    """Return these sample sizes, or those in the folder if they are larger."""
     if not is_complete(folder):
         return prefixes, edited
     manifest, known = open_index(folder).manifest, find_experiments(["all"])
@@ -341,16 +374,16 @@ def _load(model: Any) -> MemoryModel:
         if model != BUNDLED:
             raise
         raise ModelNotFound(
-            "this memlens holds no bundled model, which the demo needs; install a release that has one, "
-            "or run `memlens analyze` with a model of yours"
+            "the demo needs the bundled model, which this installation of memlens lacks; install a release, "
+            "or run `memlens analyze` with your own model"
         ) from error
 
 
 def _five(index: Index, model: MemoryModel) -> list[Insight]:
-    """A memory with a subject, one that the model needs, and three trends."""
+    """Return five findings: a memory with a topic, the memory that predictions need most, and three trends."""
     needed = most_needed(Material(index), model)
     insights = [*find(index, "memory"), *([needed] if needed else find(index, "right"))]
-    trends = sorted(find(index, *TRENDS), key=lambda trend: trend.verdict != APPEARS)  # of equals the first stays first
+    trends = sorted(find(index, *TRENDS), key=lambda trend: trend.verdict != APPEARS)  # a stable sort
     return [*insights, *trends[:3], *find(index, *INSTEAD)][:5]
 
 
@@ -372,13 +405,20 @@ def _smaller(sample: int, samples: dict[str, int]) -> tuple[SmallerSample, ...]:
 def repair(
     index: Index | api.Source, *, model: MemoryModel | api.Source | None = None, progress: Progress = no_progress
 ) -> list[str]:
-    """Restore a damaged manifest, and make damaged and outdated tables of later stages again with their settings.
+    """Restore a damaged manifest, and recompute damaged or outdated tables with their recorded settings.
 
-    The scan's tables and people's annotations cannot be computed from anything else. If one of them is damaged, an
-    error says what to do.
+    The tables of the scan and the annotations cannot be recomputed.
+
+    Args:
+        index: An Index or its folder.
+        model: The scanned model or its current location. None loads it from where it was scanned.
+        progress: Called with the name of the step, the completed work and the total.
 
     Returns:
         The names of the files that were written.
+
+    Raises:
+        IndexFolderError: A table of the scan or the annotations are damaged. The message states what to do.
     """
     folder = index.folder if isinstance(index, Index) else located(index)
     restored = [MANIFEST] if restore_manifest(folder) else []
@@ -402,21 +442,21 @@ def repair(
         note = noted.experiments[name]
         if note.validation and note.validation_corpus is None:
             raise IndexFolderError(
-                f"'{name}' was made from prefixes of another corpus, which {opened.folder} does not hold; "
+                f"'{name}' used prefixes of another corpus, which is not recorded in {opened.folder}; "
                 f"run `memlens experiment {opened.folder} {name} --validation CORPUS`"
             )
         options: dict[str, Any] = {"seed": note.seed, "sample": note.sample, "stop_words": note.stop_words}
         if note.validation_corpus is not None:
             corpus = dict(note.validation_corpus)
             options |= {"validation": corpus.pop("sources"), **corpus}
-        options["threads"] = noted.prefix_pass.content.get("threads")  # which last bits depend on
+        options["threads"] = noted.prefix_pass.content.get("threads")  # it affects the last bits of results
         given: dict[str, Any] = {option: value for option, value in options.items() if value is not None}
         api.experiment(opened, name, model=model, progress=progress, **given)
     return restored + wrong
 
 
 def _experiments_of(noted: Manifest, files: Sequence[str]) -> list[str]:
-    """The experiments that made these files; the pass over prefixes is made again by any experiment on prefixes."""
+    """Return the experiments that wrote these files. Any experiment on prefixes repeats the pass over prefixes."""
     tables = {file.removesuffix(".parquet") for file in files}
     present = [known for known in KNOWN.values() if known.name in noted.experiments]
     again = [known for known in present if tables & {f"{EXPERIMENTS}/{table.name}" for table in known.tables}]

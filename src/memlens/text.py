@@ -1,7 +1,7 @@
-"""Tokens, texts, numbers, shares, bytes, durations and tables as terminals, pages, reports and errors show them.
+"""Formatting of tokens, texts, numbers, durations and tables for terminals, pages, reports and errors.
 
-A corpus may hold anything. No escape sequence, control character or invisible sign of it reaches a reader as such:
-every character is visible, every string is valid UTF-8. Escaping for HTML is the templates' business.
+A corpus may contain anything, so control and invisible characters are replaced by visible ones, and every string is
+valid UTF-8. HTML is escaped by the templates.
 """
 
 import math
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _NAMED = {"\n": "⏎", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
-_HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, format signs (also those that reverse a line), separators
-_JOINERS = "\u200c\u200d"  # parts of words and emoji, not of tricks
+_HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control and format characters (including text direction), separators
+_JOINERS = "\u200c\u200d"  # used in words and emoji
 _BARS = "▁▂▃▄▅▆▇█"
 MISSING = "–"
-_MOST_DECIMALS = 6  # of a column of numbers
-FORMULA = re.compile(r"'*[=+\-@\t\r]")  # how a cell begins that a spreadsheet computes instead of showing
+_MOST_DECIMALS = 6  # in a column of numbers
+FORMULA = re.compile(r"'*[=+\-@\t\r]")  # start of a cell that spreadsheets treat as a formula
 
 
 def plain(record: Any) -> dict[str, Any]:
-    """A dataclass as a JSON object of its fields: `--json` and the workbench write every record this way."""
+    """Return a dataclass as a JSON object of its fields, as in `--json` and the workbench."""
     return {field.name: finite(getattr(record, field.name)) for field in fields(record)}
 
 
 def finite(content: Any) -> Any:
-    """Content as JSON has it: records by their fields or their own `to_json`, None for numbers that JSON lacks."""
+    """Convert content to JSON types: records to their fields or `to_json()`, NaN and infinite numbers to None."""
     if isinstance(content, float):
         return content if math.isfinite(content) else None
     if hasattr(content, "to_json"):
@@ -46,7 +46,7 @@ def finite(content: Any) -> Any:
 
 
 def plain_table(heads: Sequence[str], rows: Sequence[Sequence[Any]] = (), last_wraps: bool = False) -> "Table":
-    """A table for a terminal, without lines; a head that begins with > is of a column of numbers."""
+    """Return a terminal table without lines. A heading that starts with > aligns its column to the right."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
@@ -63,7 +63,7 @@ def plain_table(heads: Sequence[str], rows: Sequence[Sequence[Any]] = (), last_w
 
 
 class _Visible(dict[int, str]):
-    """A table for str.translate, from each character to what it is shown as; filled as characters are met."""
+    """A table for str.translate that maps characters to visible ones. Entries are added on first use."""
 
     def __missing__(self, code: int) -> str:
         sign = chr(code)
@@ -91,7 +91,7 @@ def visible(text: str) -> str:
 
 
 def token(text: str) -> str:
-    """A token with the spaces at its ends made visible."""
+    """Return a token with visible leading and trailing spaces."""
     shown = visible(text)
     inner = shown.strip(" ")
     if not inner:
@@ -102,7 +102,7 @@ def token(text: str) -> str:
 
 
 def quoted(text: str, room: int = 16) -> str:
-    """A token in quotes, so that its own spaces are seen; cut to `room` columns of a terminal."""
+    """Return a token in quotes, cut to `room` columns of a terminal."""
     return f"'{cut_right(visible(text), room - 2)}'"
 
 
@@ -146,7 +146,7 @@ def number(value: float) -> str:
 
 
 def cell(value: Any) -> str:
-    """Anything in a cell of a page's or a report's table; numbers have at most four digits that matter."""
+    """Return a value as the text of a table cell. Numbers have at most four significant digits."""
     if value is None:
         return MISSING
     if isinstance(value, bool):
@@ -163,28 +163,28 @@ def cell(value: Any) -> str:
 
 
 def column_cells(values: Sequence[Any]) -> list[str]:
-    """The cells of one column: its numbers with equally many decimals, or all as powers of ten if that takes many."""
+    """Return the cells of a column. Its numbers have the same number of decimals, or all use scientific notation."""
     sizes = [abs(value) for value in values if isinstance(value, float) and value and math.isfinite(value)]
     if not sizes:
         return [cell(value) for value in values]
-    # four digits that matter of the largest, two of the smallest
+    # four significant digits for the largest number, two for the smallest
     decimals = max(0, 3 - math.floor(math.log10(max(sizes))), 1 - math.floor(math.log10(min(sizes))))
     form = f",.{decimals}f" if decimals <= _MOST_DECIMALS else ".2e"
     return [format(value, form).replace("-", "−") if isinstance(value, float) else cell(value) for value in values]
 
 
 def harmless_cell(value: Any) -> Any:
-    """A cell of a CSV file: text that a spreadsheet would take for a formula gets a ' before it; numbers stay."""
+    """Return a CSV cell with a leading ' if a spreadsheet would treat its text as a formula."""
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
 def cell_text(text: str) -> str:
-    """The text that `harmless_cell` has written."""
+    """Return the original text of a cell that `harmless_cell` wrote."""
     return text[1:] if text.startswith("'") and FORMULA.match(text) else text
 
 
 def signed(value: float, digits: int = 2) -> str:
-    """A number with its sign and so many decimals: +1.20, −0.35; what rounds to nothing has no sign."""
+    """Return a number with its sign: +1.20, −0.35. A number that rounds to 0 has no sign."""
     shown = f"{value:+.{digits}f}"
     return shown.replace("-", "−") if shown.strip("+-0.") else shown[1:]
 
@@ -195,7 +195,7 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 
 def probability(value: float | None) -> str:
-    """A probability or a frequency, however small, always in percent: 12.3%, 0.04%, 3.0e-5%."""
+    """Return a probability or frequency as a percentage with significant digits: 12.3%, 0.04%, 3.0e-5%."""
     if value is None or not math.isfinite(value):
         return MISSING
     shown = f"{100 * value:.3g}" if value == 0 or value >= 1e-5 else f"{100 * value:.1e}".replace("e-0", "e-")
@@ -203,7 +203,7 @@ def probability(value: float | None) -> str:
 
 
 def edge(value: float) -> str:
-    """The edge of a histogram's bin, a power of two, as short as can be."""
+    """Return a histogram bin edge, a power of two, in short form."""
     text = f"{value:g}" if abs(value) >= 0.01 or value == 0 else f"{value:.0e}".replace("e-0", "e-")
     return text.replace("-", "−", 1) if value < 0 else text
 
@@ -235,7 +235,7 @@ def duration(seconds: float) -> str:
 
 
 def letter(place: int) -> str:
-    """a, b, … z, then numbers: how patterns are marked beside triggers."""
+    """Return the mark of a pattern beside triggers: a, b, … z, then numbers."""
     return ascii_lowercase[place] if place < len(ascii_lowercase) else f"({place})"
 
 
@@ -243,15 +243,15 @@ def letter(place: int) -> str:
 
 
 def sparkline(counts: Sequence[int]) -> str:
-    """Counts as a row of small bars, as high as their share of the largest; a dot where there is none."""
+    """Return counts as a row of small bars, scaled to the largest count, with a dot for 0."""
     largest = max(counts, default=0)
     return "".join(_BARS[(count * 8 - 1) // largest] if count else "·" for count in counts)
 
 
 def curve(numbers: Sequence[float | None], room: int = 64) -> str:
-    """Numbers as a row of small bars on a scale that begins (or ends) at zero; a dot where there is none.
+    """Return numbers as a row of small bars on a scale that includes zero, with a dot for None.
 
-    More numbers than `room` are drawn as the means of neighbours.
+    If there are more than `room` numbers, each bar is the mean of neighboring numbers.
     """
     drawn = list(numbers) if len(numbers) <= room else _means(numbers, room)
     known = [value for value in drawn if value is not None]

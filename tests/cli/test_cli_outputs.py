@@ -59,7 +59,7 @@ def test_no_verb_replaces_what_memlens_did_not_make(run: Run, made: Paths, write
     (tmp_path / "loading.part").write_text("half of a film")  # --force is said of another file
     for force in ((), ("--force",)):
         ran = run(*WRITERS[writer](made["plain"]), tmp_path / "loading", *force)
-        assert is_refused(ran, "loading.part is in the way and was not made by memlens", "move it away")
+        assert is_refused(ran, "loading.part exists and was not made by memlens", "move it")
     assert (tmp_path / "loading.part").read_text() == "half of a film"
 
 

@@ -70,7 +70,7 @@ WRONG: dict[str, Callable[[dict[str, Any]], Any]] = {
     "got `str` - at `$.edits[0].coefficient`": lambda d: d["edits"][0].update(coefficient="four"),
     "finite number": lambda d: d["edits"][0].update(coefficient=math.nan),
     "got `str` - at `$.edits[0].memories`": lambda d: d["edits"][0].update(memories="L1N3"),
-    "is not a memory's name": lambda d: d["edits"][0].update(memories=["M1"]),
+    "is not the name of a memory": lambda d: d["edits"][0].update(memories=["M1"]),
     "`$.edits[0].positions[0]`": lambda d: d["edits"][0].update(positions=[0.5]),
     "`$.edits[1].layer`": lambda d: d["edits"][1].update(layer="2"),
     "either memories or one layer": lambda d: d["edits"][1].pop("layer"),

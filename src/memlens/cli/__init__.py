@@ -1,10 +1,10 @@
-"""The command line: it parses, calls and prints. Verbs are listed in app.py, each in the file of its name.
+"""The command-line interface. app.py lists the commands and names their modules.
 
-    app        the verbs, how they are run, exit codes
-    options    options that verbs share, and options made from settings
-    screen     results on stdout, notes and progress on stderr; width and colour
+    app        the list of commands, how they run, exit codes
+    options    options that commands share, and options derived from settings
+    screen     results on stdout, notes and progress on stderr, width and color
 
-Nothing here imports torch, pyarrow or duckdb before a verb needs them.
+torch, pyarrow and duckdb are imported only when a command needs them.
 """
 
 import os
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command (default: the process's own arguments) and give its exit code."""
+    """Run a command and return its exit code. The default arguments are those of the process."""
     if arguments is None:
         _answer_early_signals()
         _prepare_process()
@@ -24,27 +24,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _answer_early_signals() -> None:
-    """Ctrl-C and TERM while modules are imported, and when all is done: one line and the exit code, no traceback.
+    """Exit with one line instead of a traceback on SIGINT and SIGTERM during imports and after the command.
 
-    Nothing is under way then that could be lost; while a verb runs, signals.interruptible handles the signals.
+    No work can be lost then. While a command runs, signals.interruptible handles the signals.
     """
 
     def end(number: int, _frame: object) -> None:
         try:
             os.write(2, b"memlens: interrupted; run the same command again\n")
-        finally:  # also where stderr is closed
+        finally:  # even if stderr is closed
             os._exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as of a job in the background
+        if signal.getsignal(number) is not signal.SIG_IGN:  # ignored in background jobs
             signal.signal(number, end)
 
 
 def _prepare_process() -> None:
-    """A process of its own: threads rest while they wait, closed streams lead nowhere, and libraries warn nobody.
+    """Prepare the CLI process: passive OpenMP waits, /dev/null for closed streams, library warnings off.
 
-    What a warning of torch or transformers says is not for the person who typed a command, and PYTHONWARNINGS=error
-    would make a crash of it; here as in the worker processes that are started later.
+    Warnings of torch and transformers do not help users of a command, and PYTHONWARNINGS=error would turn them into
+    errors. Worker processes inherit this setting.
     """
     import atexit
     import warnings
@@ -53,8 +53,8 @@ def _prepare_process() -> None:
 
     prepare_process(is_server=sys.argv[1:2] == ["serve"] or "--serve" in sys.argv)
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass  # takes the place of a closed stream, which else the next file would have: prints would land in it
-    # When Python ends, what libraries report of objects that are still held (DuckDB does) is for nobody.
+        pass  # occupies the descriptors of closed streams: output must not go to the next file that is opened
+    # Hide what libraries such as DuckDB print when the interpreter exits.
     atexit.register(os.dup2, descriptor, 2)
     sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8")
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8")

@@ -200,7 +200,7 @@ def _list_memories(index: Index, query: SearchQuery) -> SearchResult:
 def _search_names(index: Index, query: SearchQuery) -> SearchResult:
     typed = name_beginning(query.text)
     if typed is None:
-        raise SettingError(f"'{query.text}' is not a memory's name; write layer and memory like L3N51, both from 0")
+        raise SettingError(f"'{query.text}' is not the name of a memory; write it like L3N51, counted from 0")
     layer, beginning = typed
     index.memories(layer)  # refuses a layer that is not there
     sql = f"""SELECT layer, memory, count(*) OVER () AS total FROM {{memories}} m
