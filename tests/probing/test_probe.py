@@ -215,7 +215,7 @@ def test_steering_sets_memories_to_their_mean_among_texts_with_the_label(tmp_pat
     once, twice = (probe.steer("water", strength).edits[0].coefficient for strength in (1, 2))
     assert once == pytest.approx(own, rel=1e-5) and twice == pytest.approx(mean + 2 * (own - mean), rel=1e-4)
     assert memlens.intervene(model, "The river", probe.steer("water")).kl > 0
-    with pytest.raises(memlens.MemlensError, match="knows no label 'fire'"):
+    with pytest.raises(memlens.MemlensError, match="has no label 'fire'"):
         probe.steer("fire")
 
 
@@ -266,18 +266,18 @@ def test_a_long_text_is_read_from_its_end() -> None:
             "text,label\n" + "".join(f"river {i},x\n" for i in range(30)),
             "every label is 'x'; a probe needs two classes or more",
         ),
-        ("text,label\na,x\nb,y\nc,x\n", "3 different labelled texts; a probe needs 20 or more"),
+        ("text,label\na,x\nb,y\nc,x\n", "3 distinct labeled texts are too few; a probe needs 20 or more"),
         ("text,label\na river,x\n ,y\n", "record 2: the text is empty"),
         ("text,topic\na river,x\n", "no column 'label'; choose one of these with --label: text, topic"),
         ("words,label\na river,x\n", "no column 'text'; choose one of these with --column: words, label"),
-        ("text,label\na river\n", "record 1: it has no label"),
-        ("text,label\na, b,x\n", "record 1: more fields than the head has"),
+        ("text,label\na river\n", "record 1: the label is missing"),
+        ("text,label\na, b,x\n", "record 1: the row has more fields than the header"),
         (
             "text,label\n" + "".join(f"river {i},x\n" for i in range(30)) + "b,y\n",
             "'y' has 1 texts; a class needs 5 or more",
         ),
-        ("", "0 different labelled texts"),
-        ("text,label\n" + "a river,x\n" * 30, "1 different labelled texts"),
+        ("", "0 distinct labeled texts"),
+        ("text,label\n" + "a river,x\n" * 30, "1 distinct labeled texts"),
         ("text,label\na river,x\na sea,y\n a river ,y\n", "the text 'a river' has two labels, 'x' and 'y'"),
         ("text,label,label\na river,x,y\n", "two columns have the same name"),
     ],
@@ -302,17 +302,17 @@ def test_a_text_that_is_there_twice_is_read_once() -> None:
 
 @pytest.mark.parametrize("missing", [None, float("nan"), " "])
 def test_lists_without_a_label_are_refused(missing: Any) -> None:
-    with pytest.raises(memlens.MemlensError, match="text 79: it has no label"):
+    with pytest.raises(memlens.MemlensError, match="text 79: the label is missing"):
         read_labels((TEXTS, [*ABOUT[:-1], missing]), "", "", "auto")
     for wrong in ([TEXTS, ABOUT], (TEXTS, ABOUT, ABOUT)):
         with pytest.raises(memlens.MemlensError, match="neither a file nor a pair"):
             read_labels(wrong, "", "", "auto")  # type: ignore[arg-type]
     for test in (0.9, 0.95, 0.99):
-        with pytest.raises(memlens.MemlensError, match="texts to learn from say nothing; lower --test"):
+        with pytest.raises(memlens.MemlensError, match="training texts are too few; lower --test"):
             read_labels((TEXTS, NUMBERS), "", "", "number").divided(test, 0)
     with pytest.raises(memlens.MemlensError, match="too little to be squared"):
         read_labels((TEXTS, [number * 1e-200 for number in NUMBERS]), "", "", "number")
-    with pytest.raises(memlens.MemlensError, match="2 texts to test on say nothing"):
+    with pytest.raises(memlens.MemlensError, match="2 test texts are too few"):
         read_labels((TEXTS, NUMBERS), "", "", "number").divided(0.03, 0)
 
 
@@ -321,7 +321,7 @@ def test_what_else_is_refused(tmp_path: Path, tiny_gpt2: Path, refused: Callable
     file.write_text("text,label\n" + "".join(f"{text},{about}\n" for text, about in zip(TEXTS, ABOUT, strict=True)))
     with pytest.raises(memlens.MemlensError, match="80 texts but 79 labels"):
         memlens.probe(tiny_gpt2, (TEXTS, ABOUT[:-1]))
-    assert "unknown kind" in refused("probe", tiny_gpt2, tmp_path / "labels.xml")
+    assert "unknown file type" in refused("probe", tiny_gpt2, tmp_path / "labels.xml")
     assert "cannot be read" in refused("probe", tiny_gpt2, tmp_path / "none.csv")
     assert "--k is '0'" in refused("probe", tiny_gpt2, file, "--k", "0")
     assert "--test is 1.5" in refused("probe", tiny_gpt2, file, "--test", "1.5")
@@ -333,4 +333,4 @@ def test_what_else_is_refused(tmp_path: Path, tiny_gpt2: Path, refused: Callable
     memlens.probe(tiny_gpt2, file, k="1", layers="0", shuffles=0).best.save(tmp_path / "probe.json")
     steer = ("--steer", tmp_path / "s.json", "--towards", "sky")
     words = refused("probe", tiny_gpt2, file, "--apply", tmp_path / "probe.json", *steer)  # before it is applied
-    assert "knows no label 'sky'" in words
+    assert "has no label 'sky'" in words

@@ -37,7 +37,7 @@ _TRIGGERS, _TOKENS = 3, 8  # of each side
 
 @dataclass(frozen=True)
 class MemorySide:
-    """One memory as one index knows it."""
+    """One memory as described by one index."""
 
     memory: MemoryId
     coefficient: float | None  # of its best trigger; None without triggers
@@ -70,7 +70,7 @@ class LayerChange:
     layer: int
     other: int  # the layer of b
     memories: int
-    matched: int  # memories that have a partner, and an entry on either side: two that never fire tell nothing
+    matched: int  # memories that have a partner and an entry on either side; two that never fire are left out
     mean_change: float | None  # of those; None where there are none
     unchanged: int  # change 0
     replaced: int  # change 1
@@ -78,7 +78,7 @@ class LayerChange:
 
 @dataclass(frozen=True)
 class IndexComparison:
-    """Two indexes, or two layers, side by side."""
+    """A comparison of two indexes or two layers."""
 
     by: str  # one of ASPECTS
     measure: str  # whose Jaccard index `change` is 1 minus: prefixes, endings, tokens, patterns or roles
@@ -111,11 +111,9 @@ def compare_indexes(
     top: int = 20,
     alike: bool | None = None,
 ) -> IndexComparison:
-    """The memories that changed most from a to b, or least, by their triggers, values, patterns or roles.
+    """Find the memories that changed most, or least, between two indexes. See `memlens.compare` for the arguments.
 
-    `layers` ("3:5", or a pair) matches each memory of a's layer with its best counterpart in b's; it is needed where
-    the two have different shapes. `top`: how many to list; `alike`: those that changed least first,
-    the default for two layers, whose memories have no more than their likeness in common.
+    `layers` is required if the indexes have different shapes.
     """
     if by not in ASPECTS:
         raise SettingError(f"--by is '{by}'; choose one of: {', '.join(ASPECTS)}")
@@ -147,7 +145,7 @@ def compare_indexes(
 
 
 def parse_pair(text: str) -> tuple[int, int]:
-    """`3:5` -> (3, 5)."""
+    """Parse a pair of layers: `3:5` -> (3, 5)."""
     left, colon, right = text.partition(":")
     numbers = [part.strip() for part in (left, right)]
     if not colon or not all(n.isascii() and n.isdecimal() and len(n) < 10 for n in numbers):
@@ -156,12 +154,12 @@ def parse_pair(text: str) -> tuple[int, int]:
 
 
 def _queries(a: Index, b: Index, by: str) -> dict[str, ListQuery]:
-    """The lists that both indexes have; a missing one is refused only if it was asked for."""
+    """Return the lists that both indexes have. Raises IndexFolderError if the requested list is missing."""
     queries = {"prefixes": ListQuery("prefixes"), "endings": ListQuery("endings")}
     queries["triggers"] = queries["prefixes" if _same_file(a, b, CORPUS) else "endings"]
     for index in (a, b):
         if by != "triggers":
-            index.path(by)  # says which command makes the table, if it is not there
+            index.path(by)  # raises an error that names the command to run if the table is missing
     if a.has("values") and b.has("values"):
         noted = [index.manifest.values for index in (a, b)]
         readings = [f"{note.reading} over {note.vocabulary} tokens" for note in noted]
@@ -170,7 +168,7 @@ def _queries(a: Index, b: Index, by: str) -> dict[str, ListQuery]:
             queries["values"] = ListQuery("tokens" if _same_file(a, b, VOCABULARY) else "texts", depth)
         elif by == "values":
             raise SettingError(
-                f"the values of {a.folder} are read {readings[0]}, those of {b.folder} {readings[1]}; "
+                f"the values of {a.folder} use the reading {readings[0]} and those of {b.folder} {readings[1]}; "
                 "make both with the same `memlens values --reading --vocabulary`"
             )
     if a.has("patterns") and b.has("patterns"):
@@ -186,7 +184,7 @@ def _refuse_other_shapes(a: Index, b: Index) -> None:
     if shapes[0] != shapes[1] or groups[0] != groups[1]:
         sizes = [f"{len(shape)} layers with {sum(shape.values()):,} memories" for shape in shapes]
         raise SettingError(
-            f"{a.folder} has {sizes[0]}, {b.folder} {sizes[1]}, and not the same ones; compare a layer of each by "
+            f"{a.folder} has {sizes[0]} and {b.folder} has {sizes[1]}, with other names; compare a layer of each by "
             "counterpart, like --layers 3:5"
         )
 
@@ -277,7 +275,7 @@ def _summaries(parts: list[_Pairs]) -> Iterator[LayerChange]:
 def _look_closer(
     a: Index, b: Index, pairs: list[tuple[MemoryId, MemoryId, float]], queries: Mapping[str, ListQuery]
 ) -> Iterator[MemoryChange]:
-    """All overlaps and both sides of each pair, in the same order."""
+    """Return all overlaps and both sides of each pair, in the same order."""
     ours, theirs = [mine for mine, _, _ in pairs], [other for _, other, _ in pairs]
     before, after = _read_sides(a, ours), _read_sides(b, theirs)
     lists = {
@@ -300,7 +298,7 @@ def _look_closer(
 
 
 def _read_sides(index: Index, memories: list[MemoryId]) -> dict[MemoryId, MemorySide]:
-    """Each memory with its best triggers and what else the index knows of it."""
+    """Return each memory with its best triggers, tokens, patterns and roles."""
 
     def rows(table: str, columns: str) -> dict[MemoryId, list[dict[str, Any]]]:
         return index.rows_of(table, memories, columns) if index.has(table) else {}
@@ -328,6 +326,6 @@ def _read_sides(index: Index, memories: list[MemoryId]) -> dict[MemoryId, Memory
 
 
 def _same_file(a: Index, b: Index, name: str) -> bool:
-    """Do both manifests have the same checksum of this file?"""
+    """Return True if both manifests have the same checksum of this file."""
     facts = a.manifest.files.get(name)
     return facts is not None and facts == b.manifest.files.get(name)

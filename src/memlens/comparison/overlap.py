@@ -135,7 +135,7 @@ class Overlap:
 
 
 def overlap_of(a: dict[Any, float], b: dict[Any, float]) -> Overlap:
-    """The overlap of one pair."""
+    """Return the overlap of one pair."""
     both = sorted(a.keys() & b.keys())
     lesser = float(sum(min(a[key], b[key]) for key in both))
     total = float(sum(a.values()) + sum(b.values()))

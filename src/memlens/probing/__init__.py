@@ -1,1 +1,1 @@
-"""Probes: which memories know a concept that labelled texts describe, beside the residual stream and words alone."""
+"""Sparse probes for concepts in labeled texts, with baselines on the residual stream and on words."""

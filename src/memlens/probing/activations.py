@@ -1,4 +1,4 @@
-"""Coefficients of all memories, and states of the stream, at the last token of each text or pooled over its tokens."""
+"""Coefficients of all memories and residual states, at the last token of each text or pooled over its tokens."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -25,9 +25,9 @@ Layer = tuple[int, NDArray[np.float32], NDArray[np.float32]]  # number, [texts, 
 def encode_texts(
     model: MemoryModel, texts: Sequence[str], max_length: int | None = None
 ) -> tuple[list[list[int]], int]:
-    """The tokens of each text, BOS not among them, and how many texts lost tokens.
+    """Return the tokens of each text without BOS, and the number of truncated texts.
 
-    Of a text that is longer than the model (or `max_length`) allows the end is kept: a probe reads the last token.
+    A text longer than the context of the model (or `max_length`) keeps its end, because a probe reads the last token.
     """
     before = int(model.tokenizer.adds_bos)
     limits = [limit for limit in (model.context and model.context - before, max_length) if limit is not None]
@@ -47,9 +47,9 @@ def read_activations(
     layers: Sequence[int],
     progress: Progress = no_progress,
 ) -> Iterator[Layer]:
-    """Layer by layer, of texts given as tokens: m at the last token, or its mean or maximum over the text's tokens.
+    """Yield for each layer the coefficients m of all texts: at the last token, or their mean or maximum over tokens.
 
-    The stream is read behind the layer's block, in the same way. As many layers are read in one pass as fit.
+    The residual stream after the block is read in the same way. One pass reads as many layers as fit in memory.
     """
     chosen = [layer for layer in layers if model.layers[layer].groups]
     row = 4 * max(model.layers[layer].memories + model.width for layer in chosen)

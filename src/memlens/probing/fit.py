@@ -1,4 +1,4 @@
-"""Fits of a probe by scikit-learn: columns ranked by their mean difference, a regularised linear model, its score.
+"""Fitting of probes with scikit-learn: columns ranked by mean difference, a regularized linear model, its score.
 
 On the training part only: each column is centred and divided by its standard deviation; columns are ranked by the
 difference of their means between a class and all others (the largest over classes; for numbers by the correlation);
@@ -30,7 +30,7 @@ MEASURES = {"binary": "AUC", "classes": "accuracy", "number": "correlation"}
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """Labelled texts, which of them are learnt from and which are tested on."""
+    """Labeled texts, split into a training and a test part."""
 
     labels: LabelledTexts
     train: NDArray[np.int64]
@@ -47,7 +47,7 @@ class Division:
         return self.labels.y[self.train]
 
     def shuffled_y(self, part: int = 0) -> NDArray[Any]:
-        """The training labels in another order: what a probe finds by chance."""
+        """Return the training labels in random order, for a chance level."""
         shuffled: NDArray[Any] = generator(self.seed, "probe chance", part).permutation(self.y)
         return shuffled
 
@@ -63,7 +63,7 @@ class Division:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """One fitted probe over some columns."""
+    """A fitted probe on selected columns."""
 
     columns: NDArray[np.int64]  # [k], which of the input, best ranked first
     weights: NDArray[np.float64]  # [1 or classes, k], for standardised columns
@@ -146,7 +146,7 @@ def fit_sparse(columns: Columns, division: Division, ks: Sequence[int], y: NDArr
 
 
 def fit_dense(columns: Columns, division: Division, y: NDArray[Any]) -> Fit:
-    """A fit over all columns."""
+    """Return a fit on all columns."""
     train, width = division.train, columns.x.shape[1]
     fitted, held = division.held_out(y)
     without = Columns.of(columns.x, train[fitted])
@@ -211,7 +211,7 @@ def _outputs(model: Any, x: Any, kind: str) -> NDArray[Any]:
 
 
 def score(kind: str, y: NDArray[Any], outputs: NDArray[Any]) -> Estimate:
-    """The score of a probe's outputs against the labels, with its interval."""
+    """Return the score of a probe's outputs against the labels, with its confidence interval."""
     if kind == "binary":
         return roc_estimate(outputs[y == 1], outputs[y == 0])
     if kind == "number":

@@ -1,4 +1,4 @@
-"""Labelled texts: a .csv or .jsonl file with a text and a label in every row, or two lists, checked and divided."""
+"""Labeled texts, from a .csv or .jsonl file or from two lists, checked and split into training and test texts."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ Source = str | os.PathLike[str]
 
 @dataclass(frozen=True, eq=False)
 class LabelledTexts:
-    """Texts, and what is said of each: the number of its class, or a number itself."""
+    """Texts with their labels: class numbers, or numeric values."""
 
     texts: tuple[str, ...]
     y: NDArray[Any]  # [n] int64 of classes, float64 of numbers
@@ -41,15 +41,15 @@ class LabelledTexts:
         return len(self.classes) == 2
 
     def divided(self, test: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows to learn from and rows to test on, drawn class by class."""
+        """Return training rows and test rows, drawn class by class."""
         random = generator(seed, "probe")
         groups = [np.flatnonzero(self.y == place) for place in range(len(self.classes))] or [np.arange(len(self.y))]
         drawn = [random.permutation(rows) for rows in groups]
         cuts = [min(max(round(test * len(rows)), 1), len(rows) - 2) for rows in groups]
         if sum(cuts) < FEWEST_TESTED:
-            raise SettingError(f"{sum(cuts)} texts to test on say nothing; raise --test, or give more texts")
+            raise SettingError(f"{sum(cuts)} test texts are too few; raise --test, or give more texts")
         if (learnt := len(self.y) - sum(cuts)) < FEWEST_LEARNT:
-            raise SettingError(f"{learnt} texts to learn from say nothing; lower --test, or give more texts")
+            raise SettingError(f"{learnt} training texts are too few; lower --test, or give more texts")
         train = np.concatenate([rows[cut:] for rows, cut in zip(drawn, cuts, strict=True)])
         return random.permutation(train), np.concatenate([rows[:cut] for rows, cut in zip(drawn, cuts, strict=True)])
 
@@ -57,7 +57,7 @@ class LabelledTexts:
 def read_labels(
     source: Source | tuple[Sequence[str], Sequence[Any]], column: str, label: str, kind: str
 ) -> LabelledTexts:
-    """Labelled texts from a file, or from (texts, labels); refused where no probe could be learnt."""
+    """Return labeled texts from a file or from (texts, labels). Raises SettingError if no probe can be fitted."""
     if not isinstance(source, (str, os.PathLike)):
         if not (isinstance(source, tuple) and len(source) == 2):
             raise SettingError("labels are neither a file nor a pair; give a path or (texts, labels)")
@@ -75,7 +75,7 @@ def read_labels(
     given = len(texts)
     texts, labels = _different(texts, labels, place)
     if len(texts) < FEWEST:
-        raise SettingError(f"{place}: {len(texts)} different labelled texts; a probe needs {FEWEST} or more")
+        raise SettingError(f"{place}: {len(texts)} distinct labeled texts are too few; a probe needs {FEWEST} or more")
     numbers = [_number(label) for label in labels]
     if kind == "auto":
         are_many = None not in numbers and len(set(numbers)) > _FEW_VALUES
@@ -88,36 +88,36 @@ def read_labels(
 
 
 def _different(texts: list[str], labels: list[Any], place: str) -> tuple[list[str], list[Any]]:
-    """Each text once: one that is learnt from and tested on would be told by heart."""
+    """Return each text once, because a text in both parts would inflate the test score."""
     known: dict[str, tuple[str, Any]] = {}
     for text, label in zip(texts, labels, strict=True):
         _, before = known.setdefault(text.strip(), (text, label))
         if _class_name(before) != _class_name(label):
             first, other = (printable(_class_name(label))[:40] for label in (before, label))
             shown = printable(text.strip())[:40]
-            raise SettingError(f"{place}: the text '{shown}' has two labels, '{first}' and '{other}'; leave one")
+            raise SettingError(f"{place}: the text '{shown}' has two labels, '{first}' and '{other}'; keep one")
     return [text for text, _ in known.values()], [label for _, label in known.values()]
 
 
 def _class_name(label: Any) -> str:
-    """1 and 1.0 are one class, as .jsonl and tables may write either."""
+    """Return the name of a class. 1 and 1.0 are the same class."""
     return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label).strip()
 
 
 def read_texts(source: Source, column: str) -> list[str]:
-    """The texts alone, from a file of the same kinds."""
+    """Return the texts of a .csv or .jsonl file without labels."""
     return [row[0] for row in _rows(Path(source), [column])]
 
 
 def check_label(classes: Sequence[str], label: str | float) -> float:
-    """The place of a class among all, or, where labels are numbers, the label as one; refused if it is neither."""
+    """Return the number of a class, or a numeric label as a number. Raises an error for any other label."""
     if classes:
         if str(label) not in classes:
-            raise UnknownName(f"the probe knows no label '{label}'; it knows {', '.join(classes)}")
+            raise UnknownName(f"the probe has no label '{label}'; choose one of: {', '.join(classes)}")
         return list(classes).index(str(label))
     number = _number(label)
     if number is None or abs(number) > _LARGEST:
-        raise SettingError(f"the probe is of numbers, and '{label}' is none; give a number")
+        raise SettingError(f"the labels of the probe are numbers, but '{label}' is not a number; give a number")
     return number
 
 
@@ -163,7 +163,9 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
     compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
     kind = next((ending for ending in (".csv", ".jsonl") if name.removesuffix(compression).endswith(ending)), None)
     if kind is None:
-        raise CorpusError(f"'{printable(str(path))}' is of an unknown kind; give .csv or .jsonl, also .gz or .zst")
+        raise CorpusError(
+            f"'{printable(str(path))}' has an unknown file type; use .csv or .jsonl, optionally with .gz or .zst"
+        )
     file = SourceFile(path, printable(path.name), kind, compression)
     records = _csv_records(file) if kind == ".csv" else _json_records(file)
     for place, record in records:
@@ -182,15 +184,15 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
 
 def _refuse_empty(text: Any, place: str) -> None:
     if not isinstance(text, str) or not text.strip():
-        raise CorpusError(f"{place}: the text is empty; give it one or leave the row out")
+        raise CorpusError(f"{place}: the text is empty; add a text or remove the row")
 
 
 def _refuse_no_label(label: Any, place: str) -> None:
     is_unknown = isinstance(label, float) and not math.isfinite(label)
     if label is None or is_unknown or (isinstance(label, str) and not label.strip()):
-        raise CorpusError(f"{place}: it has no label; give it one or leave the row out")
+        raise CorpusError(f"{place}: the label is missing; add one or remove the row")
     if isinstance(label, (list, dict)):
-        raise CorpusError(f"{place}: its label is a list or an object; write one word or number")
+        raise CorpusError(f"{place}: the label is a list or an object; use a word or a number")
 
 
 def _csv_records(file: SourceFile) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -203,7 +205,7 @@ def _csv_records(file: SourceFile) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, record in enumerate(reader, start=1):
             place = f"'{file.shown}' record {number}"
             if None in record:
-                raise CorpusError(f"{place}: more fields than the head has; put texts with commas into quotes")
+                raise CorpusError(f"{place}: the row has more fields than the header; put texts with commas in quotes")
             yield place, record
     except csv.Error as problem:
         raise CorpusError(f"'{file.shown}' is not a .csv file ({printable(str(problem))}); write it again") from None

@@ -1,4 +1,4 @@
-"""probe(): which memories know a concept: k-sparse probes of every layer beside the residual stream and words alone."""
+"""probe(): k-sparse probes of every layer's memories, with baselines on the residual stream and on words."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PROMOTED = 5  # tokens listed with a memory
 
 @dataclass(frozen=True)
 class ProbeScore:
-    """One probe: what it reads, and how well it does on the test part."""
+    """The input and the test score of one probe."""
 
     input: str  # "memories", "residual" (the stream behind the layer) or "words"
     layer: int | None  # None for words
@@ -47,7 +47,7 @@ class ProbeScore:
 
 @dataclass(frozen=True)
 class ProbedMemory:
-    """A memory of the chosen probe, with what it is known by."""
+    """A memory of the selected probe, with its trigger and pattern."""
 
     memory: MemoryId
     difference: float  # of means, in standard deviations of the training part; of numbers the correlation
@@ -60,7 +60,7 @@ class ProbedMemory:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """All probes, and the one that does best on the held-out part of the training part."""
+    """All probes, and the one with the best fit on the held-out part of the training texts."""
 
     model: str
     kind: str  # binary, classes or number
@@ -76,7 +76,7 @@ class ProbeResult:
     memories: tuple[ProbedMemory, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, for json.dumps."""
+        """Return plain data for json.dumps."""
         return plain(self)
 
 
@@ -90,13 +90,13 @@ def probe(
     progress: Progress = no_progress,
     **options: Any,
 ) -> ProbeResult:
-    """Find the memories that know what the labels say: k-sparse probes of every layer.
+    """Find the memories that predict labels, with k-sparse probes of every layer.
 
         memlens.probe("gpt2-index", "labels.csv").best.save("probe.json")
 
-    `labels` is a .csv or .jsonl file with a text and a label in every row, or a pair (texts, labels). `options` are the
-    fields of ProbeSettings. With an index its model is loaded (from `where`, if it has moved), and memories have their
-    triggers with them.
+    `labels` is a .csv or .jsonl file with a text and a label in every row, or a pair (texts, labels). `options` are
+    fields of ProbeSettings. Given an index, its model is loaded (from `where`, if it has moved), and the memories are
+    listed with their triggers.
     """
     with needing("probe", "memlens probe"):
         import sklearn  # noqa: F401
@@ -109,7 +109,7 @@ def probe(
 
 
 class _Run:
-    """The probes of one set of labels, and the best of them so far."""
+    """The probes for one set of labels, and the best one so far."""
 
     def __init__(self, model: MemoryModel, division: Division, settings: ProbeSettings, progress: Progress) -> None:
         self.model, self.division, self.settings, self.progress = model, division, settings, progress

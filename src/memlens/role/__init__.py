@@ -1,1 +1,1 @@
-"""Roles: what each memory is for, by stated rules over its triggers, its value and its weights."""
+"""Roles of memories, assigned by stated rules from triggers, values and weights."""

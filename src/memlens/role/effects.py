@@ -35,7 +35,7 @@ _BATCH = 16
 
 @dataclass(frozen=True, eq=False)
 class TargetPrefixes:
-    """Prefixes of the corpus, each with the token it is asked about."""
+    """Prefixes of the corpus, each with the token whose probability is measured."""
 
     tokens: list[list[int]]
     targets: NDArray[np.int64]
@@ -49,7 +49,7 @@ class TargetPrefixes:
 def role_effects(
     index: Index, model: MemoryModel, *, seed: int = 0, sample: int = SAMPLE, progress: Progress = no_progress
 ) -> list[RoleEffect]:
-    """The effect of each role above that an index has; `sample`: how many prefixes."""
+    """Return the effect of each role above that the index has, measured on `sample` prefixes."""
     drawn = _drawn_prefixes(index, sample, generator(seed, "role-effects"))
     counts = token_counts(index)[: model.vocabulary]
     unigram = torch.from_numpy(np.log((counts + 1) / (counts + 1).sum())).to(model.device)
@@ -106,7 +106,7 @@ def _effect(
 
 
 class UnusedMemories:
-    """Memories that a group can be compared with: those of its layers that fire and are not in it."""
+    """Memories for random groups: those of the same layers that fire and are not in the group."""
 
     def __init__(self, index: Index, group: Group) -> None:
         rows = index.arrays("SELECT layer, memory, norm, list_contains(roles, 'dead') AS dead FROM {roles}")
@@ -130,7 +130,7 @@ class UnusedMemories:
         """Another memory of the same layer for each memory of a group, drawn among the unused ones of nearest norm."""
         left = {layer: np.array([self.norms[layer, memory] for memory in free]) for layer, free in self.free.items()}
         drawn = list(group)
-        for place in random.permutation(len(group)):  # else the same ones would have the first choice in every group
+        for place in random.permutation(len(group)):  # otherwise the same memories would choose first in every group
             layer, memory = group[place]
             apart = np.abs(left[layer] - self.norms[layer, memory])
             near = np.argsort(apart, kind="stable")[: min(NEAREST, int(np.isfinite(apart).sum()))]
@@ -145,7 +145,7 @@ class UnusedMemories:
 
 @contextmanager
 def silence(model: MemoryModel, group: Group) -> Iterator[None]:
-    """Inside the `with` the memories have coefficient 0."""
+    """Set the coefficients of these memories to 0 inside the `with` block."""
 
     def change(m: Tensor, owner: MemoryGroup, numbers: Sequence[int]) -> Tensor:
         places = [number - owner.start for number in numbers if owner.start <= number < owner.start + owner.size]
@@ -193,7 +193,7 @@ def _having(index: Index, role: str) -> Group:
 
 
 def _drawn_prefixes(index: Index, sample: int, random: np.random.Generator) -> TargetPrefixes:
-    """One prefix of each of some sentences."""
+    """Draw sentences and one prefix of each."""
     count = index.manifest.counts.sentences
     chosen = np.sort(random.choice(count, min(sample, count), replace=False)).tolist()
     sentences = [row["tokens"] for _, row in sorted(index.sentences(chosen).items()) if row["tokens"]]

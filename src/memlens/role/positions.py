@@ -1,4 +1,4 @@
-"""Position and firing: how much of a memory's firing its position explains, and how likely so much is by chance."""
+"""Dependence of firing on position: the share that position explains, and its p-value."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -44,7 +44,7 @@ def _blocks(index: Index, layer: int) -> Iterator[tuple[Counts, Counts, Counts]]
 
 
 def explained(fired: Counts, prefixes: Counts) -> NDArray[np.float64]:
-    """The share of the entropy of firing that the range of positions takes away: mutual information / entropy. [n]"""
+    """Return the share of the entropy of firing that position explains: mutual information / entropy, [n]."""
     weights = prefixes / np.maximum(prefixes.sum(1, keepdims=True), 1)
     whole = fired.sum(1, keepdims=True) / np.maximum(prefixes.sum(1, keepdims=True), 1)
     information = (weights * _divergence(_rates(fired, prefixes, whole), whole)).sum(1)
@@ -69,7 +69,7 @@ def p_of_positions(fired: Counts, prefixes: Counts, sentences: Counts) -> NDArra
 
 
 def _rates(fired: Counts, prefixes: Counts, whole: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rates of firing in each range; where no prefix lies in it, the rate of the whole, which adds no difference."""
+    """Return the rate of firing in each range. An empty range gets the overall rate, which adds no difference."""
     return np.where(prefixes > 0, fired / np.maximum(prefixes, 1), whole)
 
 

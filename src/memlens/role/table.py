@@ -1,4 +1,4 @@
-"""roles.parquet: roles of every memory and the numbers behind them; effects.parquet: what silencing a role changes."""
+"""The tables roles.parquet (roles of all memories with their statistics) and effects.parquet (effects of silencing)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def compute_roles(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> None:
-    """Write roles.parquet for every scanned layer; `model` as for the values."""
+    """Write roles.parquet for every scanned layer. `model` is the scanned model or its current location."""
     model = index.load_model(model)
     reading = index.manifest.values.reading or model.lens.readings[0]
     columns, p, decoys = _measure(index, model, reading, seed, progress)
@@ -158,7 +158,7 @@ def roles_by_layer(index: Index) -> list[LayerRoles]:
 
 @dataclass(frozen=True)
 class RoleEffect:
-    """The effect of silencing the memories of a role, beside that of random groups."""
+    """The effect of silencing the memories of a role, compared with random groups."""
 
     role: str
     measure: str
@@ -181,14 +181,14 @@ class RoleEffect:
 
 
 def write_effects(index: Index, effects: Sequence[RoleEffect], seed: int) -> None:
-    """Write effects.parquet, bound to the roles and values that the effects are of."""
+    """Write effects.parquet with the checksums of the roles and values that it was computed from."""
     rows = pa.Table.from_pylist([asdict(effect) for effect in effects], EFFECTS_SCHEMA)
     made_from = {name: index.manifest.sha256(name) for name in ("roles", "values")}
     index.write({"effects": (EFFECTS_SCHEMA, [rows])}, lambda: {"effects": {"seed": seed, "from": made_from}})
 
 
 def read_effects(index: Index) -> list[RoleEffect]:
-    """Empty where `memlens roles --effects` was not run since the roles were found."""
+    """Return the effects, or an empty list if `memlens roles --effects` was not run for the current roles."""
     noted = index.manifest.content.get("effects", {}).get("from", {})
     if not index.has("effects") or noted.get("roles") != index.manifest.sha256("roles"):
         return []
