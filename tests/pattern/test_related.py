@@ -58,6 +58,11 @@ def naive_sets(index: Index) -> dict[MemoryId, set[int]]:
     return found
 
 
+def test_the_most_similar_duplicates_come_first(index: Index) -> None:
+    jaccards = [pair.jaccard for pair in duplicates(index, 0.3)]
+    assert jaccards == sorted(jaccards, reverse=True) and jaccards[0] > jaccards[-1]
+
+
 @pytest.mark.parametrize("least", [0.3, 0.5, 0.8, 1.0])
 def test_duplicates_are_all_pairs_that_are_alike_enough(index: Index, least: float) -> None:
     sets = naive_sets(index)

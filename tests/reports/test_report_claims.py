@@ -17,6 +17,7 @@ from memlens.experiments.experiment import (
     Judgement,
     depth,
     direction,
+    judge_trend,
     third,
 )
 from memlens.experiments.run import EXPERIMENTS
@@ -375,3 +376,13 @@ def test_layers_of_the_paper_are_quoted_from_zero() -> None:
 )
 def test_a_number_is_written_so_that_nobody_counts_zeros(value: float, written: str) -> None:
     assert decimal(value) == written
+
+
+def test_a_trend_is_shown_as_last_minus_first_layer_and_its_slope_per_layer() -> None:
+    """A steep share was shown as a slope over the whole depth, up to "+109 points"."""
+    rates = [0.0, *(min(0.01 * 2**layer, 0.95) for layer in range(LAYERS - 1))]
+    rows = [{"layer": layer, "rate": rate, "low": rate, "high": rate} for layer, rate in enumerate(rates)]
+    trend = Evidence(rows, LAYERS, {}).trend("rate")
+    assert trend is not None and trend.slope.value > 1 and trend.change == pytest.approx(rates[-1] - rates[1])
+    judged = judge_trend(trend, trend, 1, "0%")
+    assert judged.yours == "+94 points from layer 1 to 15" and judged.interval.endswith(" per layer")
