@@ -1,10 +1,11 @@
 """`memlens annotate INDEX SUBCOMMAND`: every subcommand has its own options."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-Run = Callable[..., tuple[int, str, str]]
+Run = Callable[..., Any]
 OPTIONS = {
     "sample": {"--per-layer", "--top", "--seed", "--json"},
     "label": {"--annotator", "--memory", "--pattern"},
@@ -19,10 +20,10 @@ EVERY_OPTION = set().union(*OPTIONS.values())
 
 @pytest.mark.parametrize("subcommand", OPTIONS)
 def test_the_help_of_a_subcommand_shows_only_its_own_options(run: Run, subcommand: str) -> None:
-    code, out, _ = run("annotate", "INDEX", *subcommand.split(), "--help")
-    assert code == 0 and {option for option in EVERY_OPTION if option in out} == OPTIONS[subcommand]
+    ran = run("annotate", "INDEX", *subcommand.split(), "--help")
+    assert ran.code == 0 and {option for option in EVERY_OPTION if option in ran.out} == OPTIONS[subcommand]
 
 
 def test_the_help_of_annotate_lists_its_subcommands(run: Run) -> None:
-    code, out, _ = run("annotate", "--help")
-    assert code == 0 and all(subcommand.split()[0] in out for subcommand in OPTIONS)
+    ran = run("annotate", "--help")
+    assert ran.code == 0 and all(subcommand.split()[0] in ran.out for subcommand in OPTIONS)

@@ -196,7 +196,7 @@ def test_export_as_json_lines_has_every_memory_and_trigger(run: Run, made: Paths
             assert [(t["before"] + t["token"], t["token"]) for t in told] == naive.get((line["name"], end), [])
     one, triggers = index["L2N7"], index.triggers("L2N7")
     told = next(line for line in lines if line["name"] == "L2N7")
-    assert (told["max"], told["dead"], told["histogram"]) == (one.max, one.dead, one.histogram)
+    assert (told["max"], told["dead"], told["histogram"]) == (one.max, one.dead, list(one.histogram))
     assert [t["coefficient"] for t in told["triggers"]["top"]] == [t.coefficient for t in triggers]
     following = [None if t.next_token is None else index.vocabulary[t.next_token] for t in triggers]
     assert [t["next_text"] for t in told["triggers"]["top"]] == following

@@ -90,8 +90,11 @@ def patterns_of(index: Index) -> list[Row]:
         )
         for memory in range(0, index.memories(layer), 4):
             own = (layer, memory, f"p{memory}", kind, said if memory else EVIL, [0, 1, 2], 1 - memory / 100)
-            rows += [(*own, 0, 0.9, 0.5), (layer, memory, "other", kind, EVIL, [3, 4], 0.0, 1, None, None)]
-    return table_of("layer memory pattern kind description prefixes confidence sense auroc auroc_same_token", rows)
+            other = (layer, memory, "other", kind, EVIL, [3, 4], 0.0)
+            rows += [(*own, 0.1, 0.0, 0, 0.9, 0.5), (*other, 0.1, 0.0, 1, None, None)]
+    return table_of(
+        "layer memory pattern kind description prefixes confidence share q sense auroc auroc_same_token", rows
+    )
 
 
 def write_all(index: Index) -> None:

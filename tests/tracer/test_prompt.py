@@ -145,6 +145,6 @@ def test_a_group_is_found_by_the_folder_and_cannot_reach_beyond_its_table(folder
 
 
 def test_a_model_without_a_tokenizer_is_refused_in_one_line() -> None:
-    with pytest.raises(ModelError, match="without a tokenizer"):
+    with pytest.raises(ModelError, match="has no tokenizer"):
         memlens.trace(tiny_model("gpt2"), PROMPT)
     assert memlens.trace(memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer()), PROMPT).rank == 1

@@ -12,6 +12,7 @@ import memlens
 from memlens.errors import MemlensError, ModelError
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
+from memlens.pattern.table import PATTERNS_SCHEMA
 from memlens.testing import FAMILIES, tiny_model, tiny_tokenizer
 from memlens.tracer.trace import trace
 from memlens.tracer.value_changes import ValueChange, token_direction, trying
@@ -215,11 +216,18 @@ def test_an_index_with_patterns_adds_what_they_say(indexed: Indexed, copy_of: Ca
     shown = trace(model, PROMPT, top=40).layers[2].by_effect
     positive, negative = (next(one.memory for one in shown if one.coefficient * sign > 0) for sign in (1, -1))
     rows = [
-        {"layer": 2, "memory": memory.memory, "pattern": number, "kind": "shallow", "description": text}
+        {
+            "layer": 2,
+            "memory": memory.memory,
+            "pattern": number,
+            "kind": "shallow",
+            "description": text,
+            "prefixes": [0],
+        }
         for memory in (positive, negative)
         for number, text in enumerate(["ends with 'to'", "rivers"])
     ]
-    table = pa.Table.from_pylist(rows)
+    table = pa.Table.from_pylist(rows, PATTERNS_SCHEMA)
     index.write({"patterns": (table.schema, [table])}, dict)
     named = {one.memory: one.patterns for one in trace(model, PROMPT, top=40, index=index).memories}
     assert named[positive] == ("ends with 'to'", "rivers")
