@@ -33,7 +33,14 @@ _MIN_WIDTH, _MAX_WIDTH = 10, 1000  # columns of a terminal
 
 GROUPS = {  # heading in the help -> verb -> module of memlens.cli
     "Start": {"demo": "analyze", "analyze": "analyze", "serve": "index"},
-    "Explore": {"show": "explore", "search": "explore", "trace": "live", "circuit": "circuit", "compare": "explore"},
+    "Explore": {
+        "show": "explore",
+        "search": "explore",
+        "trace": "live",
+        "circuit": "circuit",
+        "wires": "circuit",
+        "compare": "explore",
+    },
     "Evaluate": {"probe": "live", "experiment": "analyze", "report": "index"},
     "Label": {"annotate": "annotate", "collect": "collect"},
     "Build": {"info": "build", "scan": "build", "values": "build", "patterns": "build", "roles": "build"},

@@ -1,4 +1,4 @@
-"""Verbs about the connections between memories: `circuit` of a prompt or of a task."""
+"""Verbs about the connections between memories: `circuit` of a prompt or of a task, `wires` of one memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ import typer
 from rich.text import Text
 
 from memlens.cli.explore import print_flowing
-from memlens.cli.options import Device, Force, IndexDtype, ModelNow, ModelOrIndex, refuse_others, with_screen
+from memlens.cli.options import (
+    Device,
+    Force,
+    IndexDtype,
+    IndexFolder,
+    ModelNow,
+    ModelOrIndex,
+    refuse_others,
+    with_screen,
+)
 from memlens.cli.screen import ProgressBar, Screen, command_line, fit_items
 from memlens.errors import SettingError
 from memlens.files import refuse_output
-from memlens.text import cut_left, cut_right, number, quoted, visible
+from memlens.text import cut_left, cut_right, number, percent, quoted, visible
 
 if TYPE_CHECKING:
     from memlens.circuits.graph import Circuit, Node
@@ -288,3 +297,42 @@ def _print_task_memories(screen: Screen, model: MemoryModel, index: Index | None
     screen.table(["memory", "score", "promotes", *(["known as", "top trigger"] if index is not None else [])], rows)
     if len(result.memories) > len(memories):
         screen.note(f"{len(result.memories) - len(memories):,} more memories; --json lists all of them")
+
+
+@with_screen(json=True)
+def wires(
+    screen: Screen,
+    index: IndexFolder,
+    memory: Annotated[str, typer.Argument(metavar="MEMORY", help="A memory like L3N51.", show_default=False)],
+    top: Annotated[int, typer.Option(metavar="N", min=1, help="Connections of each kind to list.")] = 10,
+    model: ModelNow = None,
+) -> None:
+    """Show what a key reads and what a value feeds, from weights alone."""
+    from memlens.circuits.wires import wires as find_wires
+    from memlens.index.reader import Index
+
+    opened = Index(index)
+    opened.check(memory)  # raises before a model is loaded
+    result = find_wires(opened, opened.load_model(model), memory, top)
+    if screen.as_json:
+        screen.json(result)
+        return
+    screen.result(Text(f"{result.memory} reads tokens", "bold"))
+    tokens = [[quoted(wire.text, 22), wire.by, f"{wire.cosine:+.3f}", f"{wire.z:+.1f}"] for wire in result.tokens]
+    screen.table(["token", "by", "cosine", "z"], tokens)
+    for heading, found in (("reads earlier memories", result.reads), ("feeds later memories", result.feeds)):
+        screen.result()
+        screen.result(Text(f"{result.memory} {heading}", "bold"))
+        rows: list[list[Any]] = [
+            [
+                str(wire.memory),
+                wire.by,
+                f"{wire.cosine:+.3f}",
+                f"{wire.z:+.1f}",
+                percent(wire.shared),
+                Text(visible(wire.summary or ""), "cyan"),
+            ]
+            for wire in found
+        ]
+        screen.table(["memory", "by", "cosine", "z", "shared triggers", "summary"], rows)
+    screen.note("z = cosine * sqrt(d); random directions have a standard deviation of 1")

@@ -1,0 +1,246 @@
+"""Wires: what a key reads and what a value feeds, from weights alone.
+
+1. Keys are folded through the norm before their block (vocab/table.py), and values through the post-norm after theirs,
+   so that both are directions of the residual stream. A gated memory has two keys: its gate and its up row.
+2. A wire from memory i to a later memory j is the cosine of i's value with j's key. Attention and the scales of norms
+   are left out: a wire is a connection at the same position.
+3. The cosine of random directions in d dimensions has standard deviation 1 / sqrt(d), so z = cosine * sqrt(d).
+4. Co-activation comes from the index: the share of i's top triggers whose prefix is a top trigger of j as well.
+
+`validate_wires` compares wires with an experiment: on the triggers of j, silence i and measure how j's product with
+its key changes. The prediction is -m_i (v_i . k_j), times the scale of the norm at that position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memlens.errors import SettingError
+from memlens.index.memory import read_summaries
+from memlens.index.reader import Index
+from memlens.memory import MemoryId
+from memlens.models import hooks
+from memlens.models.groups import MemoryGroup, MemoryLayer
+from memlens.models.lens import Norm, at_least_float32
+from memlens.models.memory_model import MemoryModel
+from memlens.tracer.prompt import read_prompt
+from memlens.vocab.table import through_norm
+
+Side = Literal["key", "up"]  # the key, or in a gated block the gate; and the up row
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A connection of a memory with another one."""
+
+    memory: MemoryId
+    by: Side  # which key of the later memory it leads to
+    cosine: float
+    z: float  # against random directions
+    shared: float | None  # share of this memory's triggers that the other memory has as well; None if not scanned
+    summary: str | None  # the other memory in one line
+
+
+@dataclass(frozen=True)
+class TokenWire:
+    """A token whose input embedding a key responds to."""
+
+    token: int
+    text: str
+    by: Side
+    cosine: float
+    z: float
+
+
+@dataclass(frozen=True)
+class Wires:
+    """The strongest wires of one memory, largest absolute z first."""
+
+    memory: MemoryId
+    tokens: tuple[TokenWire, ...]
+    reads: tuple[Wire, ...]  # earlier memories whose value its keys respond to
+    feeds: tuple[Wire, ...]  # later memories whose keys respond to its value
+
+
+def wires(index: Index, model: MemoryModel, memory: str | MemoryId, top: int = 10) -> Wires:
+    """Return the strongest wires of a memory: tokens and earlier memories that it reads, later memories that it feeds.
+
+    Args:
+        index: The index, which names memories and counts shared triggers.
+        model: Its model.
+        memory: The memory, like "L5N94".
+        top: Wires to return of each kind.
+
+    Raises:
+        SettingError: `top` is less than 1.
+        UnknownName: The index has no such memory.
+    """
+    if top < 1:
+        raise SettingError(f"--top is {top}; it must be 1 or more")
+    name = index.check(memory)
+    number = model.names.number(name)
+    layer = model.layers[name.layer]
+    keys = {by: rows[number] for by, rows in folded_keys(layer).items()}
+    value = folded_values(layer)[number]
+    reads = [
+        (other, by, cosine)
+        for earlier in model.layers[: name.layer]
+        if earlier.groups
+        for by, key in keys.items()
+        for other, cosine in _strongest(model, earlier.number, cosines(folded_values(earlier), key), top)
+    ]
+    feeds = [
+        (other, by, cosine)
+        for later in model.layers[name.layer + 1 :]
+        if later.groups
+        for by, rows in folded_keys(later).items()
+        for other, cosine in _strongest(model, later.number, cosines(rows, value), top)
+    ]
+    kept = [sorted(found, key=lambda wire: (-abs(wire[2]), wire[0], wire[1]))[:top] for found in (reads, feeds)]
+    others = sorted({other for found in kept for other, _, _ in found})
+    shared = shared_triggers(index, name, others)
+    summaries = read_summaries(index, [other for other in others if other.layer in index.layers])
+    scale = model.width**0.5
+    earlier_wires, later_wires = (
+        tuple(Wire(other, by, c, c * scale, shared.get(other), summaries.get(other)) for other, by, c in found)
+        for found in kept
+    )
+    return Wires(name, tuple(_tokens(model, keys, top)), earlier_wires, later_wires)
+
+
+def folded_keys(layer: MemoryLayer) -> dict[Side, Tensor]:
+    """Return the keys of a layer as directions of the stream, [memories, d]; `up` only for gated blocks."""
+    keys: dict[Side, Tensor] = {"key": through_norm(layer.keys, layer)}
+    ups = [group.up for group in layer.groups]
+    if layer.groups and all(up is not None for up in ups):
+        keys["up"] = through_norm(torch.cat([up for up in ups if up is not None]), layer)
+    return keys
+
+
+def folded_values(layer: MemoryLayer) -> Tensor:
+    """Return the values of a layer as directions of the stream, [memories, d]."""
+    values = at_least_float32(layer.values)
+    values = values if layer.post_norm is None else layer.post_norm.folded(values)
+    if layer.scale is None:
+        return values
+    return values * (layer.scale.to(values) if isinstance(layer.scale, Tensor) else layer.scale)
+
+
+def cosines(rows: Tensor, one: Tensor) -> Tensor:
+    """Return the cosine of each row [n, d] with a vector [d]; 0 for a vector of length 0."""
+    lengths = torch.linalg.vecdot(rows, rows).sqrt() * one.norm()
+    return (rows @ one) / lengths.clamp(min=1e-30)
+
+
+def _strongest(model: MemoryModel, layer: int, found: Tensor, top: int) -> Iterator[tuple[MemoryId, float]]:
+    for number in found.abs().topk(min(top, len(found))).indices.tolist():
+        yield model.names.name(layer, number), float(found[number])
+
+
+def _tokens(model: MemoryModel, keys: dict[Side, Tensor], top: int) -> list[TokenWire]:
+    """Return the tokens whose input embedding has the largest absolute cosine with a key."""
+    embedding = model.lens.input_embedding
+    if embedding.shape[1] != model.width:
+        return []  # embeddings that are projected before the first block
+    found = []
+    for by, key in keys.items():
+        values = cosines(embedding, key)
+        for token in values.abs().topk(min(top, len(values))).indices.tolist():
+            cosine = float(values[token])
+            text = model.tokenizer.token_text(token)
+            found.append(TokenWire(token, text, by, cosine, cosine * model.width**0.5))
+    return sorted(found, key=lambda wire: (-abs(wire.z), wire.token, wire.by))[:top]
+
+
+def shared_triggers(index: Index, memory: MemoryId, others: Sequence[MemoryId]) -> dict[MemoryId, float]:
+    """Return the share of a memory's top triggers (sentence and position) that others have as top triggers as well."""
+    scanned = [other for other in {*others, memory} if other.layer in index.layers]
+    rows = index.rows_of("triggers", scanned, "sentence, position", where="\"end\" = 'top'")
+    places = {name: {(row["sentence"], row["position"]) for row in found} for name, found in rows.items()}
+    own = places.get(memory, set())
+    return {other: len(own & places[other]) / len(own) for other in scanned if other != memory and own}
+
+
+@dataclass(frozen=True)
+class WireCheck:
+    """Predicted and measured changes of a later memory's product with its key when an earlier memory is silenced."""
+
+    predicted: tuple[float, ...]  # one per wire and trigger
+    measured: tuple[float, ...]
+    correlation: float
+
+
+def validate_wires(index: Index, model: MemoryModel, pairs: Sequence[tuple[str, str]], triggers: int = 3) -> WireCheck:
+    """Silence the first memory of each pair on triggers of the second and compare with the wire's prediction.
+
+    Args:
+        index: The index with the triggers.
+        model: Its model.
+        pairs: Names of an earlier and a later memory.
+        triggers: Triggers of each later memory to run.
+    """
+    predicted: list[float] = []
+    measured: list[float] = []
+    for earlier, later in ((index.check(a), index.check(b)) for a, b in pairs):
+        for trigger in index.triggers_of([later], "top", triggers)[later]:
+            prediction, change = _silence(model, earlier, later, trigger.text)
+            predicted.append(prediction)
+            measured.append(change)
+    both = np.array([predicted, measured])
+    correlation = float(np.corrcoef(both)[0, 1]) if len(predicted) > 1 and (both.std(1) > 0).all() else float("nan")
+    return WireCheck(tuple(predicted), tuple(measured), correlation)
+
+
+def _silence(model: MemoryModel, earlier: MemoryId, later: MemoryId, text: str) -> tuple[float, float]:
+    """Return the predicted and the measured change of x . k of the later memory at the last token of a text."""
+    if "routed" in (earlier.kind, later.kind):
+        raise SettingError(f"{earlier} -> {later}: wires of routed experts cannot be validated; name dense memories")
+    fed = read_prompt(model, text).fed()
+    source, target = model.layers[earlier.layer], model.layers[later.layer]
+    (group, row), number = target.group_of(model.names.number(later)), model.names.number(earlier)
+
+    def product(change: hooks.Change | None) -> float:
+        inputs: list[Tensor] = []
+        edits = {} if change is None else {earlier.layer: change}
+        with model.edit(edits), hooks.on_input(group.reader, inputs.append):
+            model.run_to(later.layer, fed)
+        x = inputs[0].detach().reshape(-1, inputs[0].shape[-1])[-1]
+        return float(x @ group.keys[row].to(x.dtype))
+
+    with model.record([earlier.layer], states=False) as recording:
+        model.run_to(earlier.layer, fed)
+    m = float(recording.coefficients[earlier.layer][0, -1, number])
+    scale = _norm_scale(model, source.post_norm, earlier.layer, fed)
+    scale *= _norm_scale(model, target.input_norm, later.layer, fed)
+    key = folded_keys(target)["key"][model.names.number(later)]
+    predicted = -m * float(folded_values(source)[number] @ key) * scale
+    return predicted, product(partial(_set_to_zero, number=number)) - product(None)
+
+
+def _norm_scale(model: MemoryModel, norm: Norm | None, layer: int, fed: Tensor) -> float:
+    """Return the factor 1 / sigma (or 1 / rms) of a norm of a layer at the last position; 1 without a norm."""
+    if norm is None:
+        return 1.0
+    inputs: list[Tensor] = []
+    with hooks.on_input(norm.module, inputs.append):
+        model.run_to(layer, fed)
+    state = at_least_float32(inputs[0].detach().reshape(-1, inputs[0].shape[-1])[-1])
+    state = state - state.mean() if norm.centers else state
+    return float(torch.rsqrt(state.square().mean() + norm.epsilon))
+
+
+def _set_to_zero(m: Tensor, group: MemoryGroup, *, number: int) -> Tensor:
+    """Silence one memory of the layer at every position, if the group holds it."""
+    place = number - group.start
+    if not 0 <= place < group.size:
+        return m
+    m = m.clone()
+    m[..., place] = 0
+    return m
