@@ -219,13 +219,13 @@ def test_an_index_with_patterns_adds_what_they_say(indexed: Indexed, copy_of: Ca
         {
             "layer": 2,
             "memory": memory.memory,
-            "pattern": number,
+            "pattern": text,
             "kind": "shallow",
             "description": text,
             "prefixes": [0],
         }
         for memory in (positive, negative)
-        for number, text in enumerate(["ends with 'to'", "rivers"])
+        for text in ("ends with 'to'", "rivers")
     ]
     table = pa.Table.from_pylist(rows, PATTERNS_SCHEMA)
     index.write({"patterns": (table.schema, [table])}, dict)
