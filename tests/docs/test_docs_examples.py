@@ -68,3 +68,15 @@ def test_the_commands_of_the_page_on_tracing_run(reader: Path, capsys: pytest.Ca
         program, *arguments = shlex.split(line)
         assert program == "memlens" and main(arguments) == 0, (line, capsys.readouterr())
     assert (reader / "edits.json").is_file()
+
+
+def test_the_commands_of_the_page_on_circuits_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "circuits.md").read_text(encoding="utf-8")
+    lines = [line for block in blocks(page) for line in block.code.splitlines() if "memlens circuit bundled" in line]
+    assert len(lines) == 3
+    for line in lines:
+        assert main(shlex.split(line)[1:]) == 0, (line, capsys.readouterr())
+    assert (tmp_path / "graph.json").is_file() and (tmp_path / "graph.svg").is_file()
