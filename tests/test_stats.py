@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from memlens import stats
-from memlens.stats import binomial_tail, q_values, upper_share
+from memlens.stats import binomial_tail, decoy_q_values, paired_interval, q_values, upper_share
 
 
 @settings(deadline=None)  # the first call imports scipy
@@ -37,6 +37,20 @@ def test_chance_alone_is_hardly_ever_believed() -> None:
 def test_the_share_of_what_was_never_met_is_above_zero_and_falls_with_the_sample() -> None:
     assert 0 < upper_share(np.array(0), 10_000) < upper_share(np.array(0), 100) < 1
     assert upper_share(np.array(50), 100) > 0.5
+
+
+def test_the_upper_share_adds_one_count_and_its_error() -> None:
+    assert upper_share(np.array(3), 100) == pytest.approx((4 + 1.645 * 2) / 101)
+
+
+def test_decoy_q_values_add_one_decoy() -> None:
+    assert decoy_q_values(np.full(10, 5.0), np.zeros(10)).tolist() == pytest.approx([0.1] * 10)
+
+
+def test_a_paired_interval_adds_one_pair_of_each_kind() -> None:
+    first, second = np.arange(10) < 6, np.arange(10) == 9  # 6 pairs one way, 1 the other
+    spread = stats.Z * np.sqrt((7 / 12 + 2 / 12 - (5 / 12) ** 2) / 12)
+    assert paired_interval(first, second) == pytest.approx((5 / 12 - spread, 5 / 12 + spread))
 
 
 def test_the_area_under_the_roc_curve_and_its_interval_are_those_of_all_pairs() -> None:

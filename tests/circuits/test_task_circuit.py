@@ -110,6 +110,12 @@ def test_the_result_is_the_same_each_time(model: MemoryModel, pairs: list[Pair],
     assert task_circuit(model, pairs, steps=3, random_sets=1).to_json() == result.to_json()
 
 
+def test_the_seed_decides_which_pairs_are_held_out(model: MemoryModel, pairs: list[Pair]) -> None:
+    held_out = [pairs[i] for i in task.np.random.default_rng(1).permutation(len(pairs))[:4]]
+    metric = sum(naive_metric(model, pair, {}) for pair in held_out) / 4
+    assert task_circuit(model, pairs, steps=1, random_sets=1, seed=1).metric == pytest.approx(metric, abs=1e-9)
+
+
 def test_the_ablation_sets_the_memories_of_the_circuit(result: TaskCircuit) -> None:
     assert [edit.memories[0] for edit in result.ablation().edits] == result.memories
 

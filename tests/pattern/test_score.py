@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from index_by_hand import pieces, write_index
+from memlens.pattern.find import Pattern, in_senses
 from memlens.pattern.score import is_refuted
 from memlens.pattern.table import compute_patterns
 from memlens.settings import PatternSettings
@@ -52,6 +53,11 @@ def test_labels_of_read_memories_are_whole() -> None:
     for label in [label for labels in (first, second, swapped) for own in labels.values() for label in own]:
         assert label["kind"] in ("shallow", "semantic") and len(label["prefixes"]) >= 3
         assert label["prefixes"] == sorted(set(label["prefixes"])) and set(label["prefixes"]) <= set(range(25))
+
+
+def test_a_pattern_of_some_prefixes_of_a_larger_one_has_its_sense() -> None:
+    patterns = [Pattern(str(size), "shallow", "", (1 << size) - 1, 0.0, 0.0, (None, None)) for size in (12, 4)]
+    assert [pattern.sense for pattern in in_senses(patterns, 25)] == [0, 0]
 
 
 def test_a_topic_that_held_out_triggers_do_not_bear_out_is_refuted() -> None:

@@ -44,6 +44,15 @@ def test_tokens_that_follow_now_and_then_are_not_typical(index: Index) -> None:
     assert "followed by" not in row.name and "promotes" in row.name
 
 
+def test_the_most_frequent_next_token_comes_first(tmp_path: Path) -> None:
+    texts = [
+        f"On day {n} the free press {'stone' if n < 14 else 'amber' if n < 20 else n} was read." for n in range(300)
+    ]
+    made = write_index(tmp_path / "index", texts, {(0, 0): [(s, 5) for s in range(20)]})
+    compute_patterns(made, background=5000)
+    assert read_summary(made, "L0N0").follows_times == (14, 6)  # type: ignore[union-attr]
+
+
 def test_unknown_options_are_refused_and_known_ones_recorded(index: Index) -> None:
     with pytest.raises(SettingError, match="unknown patterns option 'bogus'; known: background"):
         memlens.patterns(index, bogus=1)

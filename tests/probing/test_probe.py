@@ -20,7 +20,7 @@ from memlens.files import write_sealed
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
 from memlens.probing.activations import encode_texts, read_activations
-from memlens.probing.fit import STRENGTHS, Columns, Division, fit_sparse
+from memlens.probing.fit import STRENGTHS, Columns, Division, differences, fit_sparse
 from memlens.probing.labels import LabelledTexts, read_labels
 from memlens.settings import ProbeSettings
 from memlens.testing import tiny_model, tiny_tokenizer
@@ -87,6 +87,10 @@ def test_a_probe_equals_scikit_learns_own_pipeline(model: MemoryModel) -> None:
             (own,) = [one for one in result.scores if (one.layer, one.k) == (layer, k)]
             assert own.score == pytest.approx(area, abs=1e-6) and own.low <= area <= own.high
             assert own.held == pytest.approx(-min(losses), abs=1e-6)
+
+
+def test_the_difference_of_two_classes_is_positive_if_the_second_is_larger() -> None:
+    assert differences(np.array([[0.0], [1.0], [3.0], [4.0]]), np.array([0, 0, 1, 1]), 2).tolist() == [3.0]
 
 
 def noise(classes: int, each: int, seed: int, columns: int = 3072) -> tuple[Columns, Division]:

@@ -84,6 +84,12 @@ def test_a_link_from_another_site_opens_a_page_but_an_embedded_page_is_refused(c
         assert client.get("/trace", params=BODY, headers=LINK | {"sec-fetch-dest": dest}).status_code == 403
 
 
+@pytest.mark.parametrize("headers", [{"authorization": "Bearer wrong"}, {"cookie": "memlens-token-8000=wrong"}])
+def test_a_wrong_token_is_refused(workbench: Workbench, headers: dict[str, str]) -> None:
+    remote = TestClient(create_app(workbench, Access.for_host("0.0.0.0")), base_url="http://192.0.2.7:8000")
+    assert remote.get("/", headers=headers).status_code == 401
+
+
 def test_beyond_this_machine_a_token_is_needed(workbench: Workbench) -> None:
     access = Access.for_host("0.0.0.0")
     assert access.token and len(access.token) > 20
