@@ -67,7 +67,7 @@ def test_a_signal_while_options_are_parsed_is_one_line(
 
     monkeypatch.setattr(app, "make_app", lambda only: parser)
     assert app.run([]) == 143
-    assert capsys.readouterr().err == "memlens: interrupted; run the same command again to continue\n"
+    assert capsys.readouterr().err == "memlens: interrupted; run the same command again to resume\n"
 
 
 def test_the_error_of_a_library_after_a_signal_is_an_interruption() -> None:

@@ -11,6 +11,7 @@
     ├── OutputError         the output path holds something that must not be replaced
     ├── SettingError        an option has an invalid value
     ├── WorkerError         too many worker processes or nodes were lost
+    │   └── RayAgentError   an agent of Ray that this process needs has ended
     ├── BusyError           the queue of the workbench is full
     └── UnknownName         a memory, layer, token or experiment does not exist
 
@@ -63,6 +64,10 @@ class SettingError(MemlensError):
 
 class WorkerError(MemlensError):
     """Too many worker processes or nodes were lost."""
+
+
+class RayAgentError(WorkerError):
+    """An agent of Ray that this process talks to has ended. Ray will end this process soon."""
 
 
 class BusyError(MemlensError):

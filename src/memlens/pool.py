@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
 
 from memlens import errors
-from memlens.errors import MemlensError, SettingError, WorkerError, needing
+from memlens.errors import MemlensError, RayAgentError, SettingError, WorkerError, needing
 from memlens.process_setup import prepare_process
 
 if TYPE_CHECKING:
@@ -633,13 +633,13 @@ def ensure_ray_token() -> None:
 
 
 def check_agents(ray: Any) -> None:
-    """Raise WorkerError if an agent of Ray is gone. Ray would end this process within seconds, without a message."""
+    """Raise RayAgentError if an agent of Ray is gone. Ray would end this process within seconds, without a message."""
     if agent := _lost_agent(ray):
         raise _agent_error(agent)
 
 
-def _agent_error(agent: str) -> WorkerError:
-    return WorkerError(
+def _agent_error(agent: str) -> RayAgentError:
+    return RayAgentError(
         f"Ray's {agent} has ended; completed work is kept: start the cluster again, then run the same command"
     )
 

@@ -83,6 +83,27 @@ def test_an_open_index_that_was_replaced_says_so_every_time(
             index.has("values")
 
 
+@pytest.mark.parametrize("look", [lambda index: index.table("memories"), lambda index: index.sql("FROM {memories}")])
+def test_a_file_replaced_between_its_check_and_its_opening_is_not_read(
+    tiny_gpt2_index: Index,
+    other: Path,
+    copy_of: Callable[..., Index],
+    monkeypatch: pytest.MonkeyPatch,
+    look: Callable[[Index], Any],
+) -> None:
+    index = copy_of(tiny_gpt2_index)
+    checked_path = index.path
+
+    def path(table: str) -> Path:
+        checked = checked_path(table)
+        (other / f"{table}.parquet").rename(checked)
+        return checked
+
+    monkeypatch.setattr(index, "path", path)
+    with pytest.raises(IndexFolderError, match="was replaced while it was opened; run the command again"):
+        look(index)
+
+
 def test_an_index_that_is_gone_is_one_line(tiny_gpt2_index: Index, copy_of: Callable[..., Index]) -> None:
     index = copy_of(tiny_gpt2_index)
     shutil.rmtree(index.folder)

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from fastapi.testclient import TestClient
 from own_server import without_labels
+from transformers import PreTrainedTokenizerFast
 
 from memlens.errors import MemlensError, SettingError
 from memlens.index.reader import Index
@@ -196,3 +198,14 @@ def test_an_error_is_reported_and_frees_the_model(busy: TestClient, monkeypatch:
         for _ in range(5):
             assert busy.get("/api/trace", params=LIVE).json() == {"error": "oops"}
     assert busy.get("/api/trace", params=LIVE).status_code == 200
+
+
+def test_a_panic_of_the_tokenizer_is_one_sentence(
+    busy: TestClient, model: MemoryModel, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("(a+)+$"), "isolated")
+    monkeypatch.setattr(model.tokenizer, "_fast", PreTrainedTokenizerFast(tokenizer_object=backend))
+    answer = busy.get("/api/trace", params={"prompt": "a" * 40 + "!"})
+    capfd.readouterr()  # the panic prints itself
+    assert answer.status_code < 500 and answer.json()["error"].startswith("the tokenizer failed on a text")

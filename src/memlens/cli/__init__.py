@@ -62,3 +62,4 @@ def _prepare_process() -> None:
     sys.warnoptions[:] = ["ignore"]
     os.environ["PYTHONWARNINGS"] = "ignore"
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ["RUST_BACKTRACE"] = "0"  # a panic of the tokenizer is reported in one line

@@ -22,7 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from memlens import __version__
 from memlens.cli.options import Group
-from memlens.errors import MemlensError, SettingError
+from memlens.errors import MemlensError, RayAgentError, SettingError
 from memlens.settings import option_name
 from memlens.signals import Interrupted, interruptible
 from memlens.text import visible
@@ -80,6 +80,11 @@ def guarded(verb: Callable[..., None]) -> Callable[..., int]:
             with interruptible():
                 verb(*arguments, **named)
             sys.stdout.flush()
+        except RayAgentError as error:
+            print_error(str(error))
+            with suppress(OSError, ValueError):
+                sys.stdout.flush()
+            os._exit(WRONG_INPUT)  # a thread of Ray would end the interpreter during its shutdown with exit code 1
         except MemlensError as error:
             print_error(str(error))
             return WRONG_INPUT

@@ -198,6 +198,7 @@ class Index:
         names = None if columns is None else list(columns)
         # pyarrow takes a path with a colon for an address, so it gets an open file
         with self._explain_errors(), self.path(table).open("rb") as handle:
+            self._check_opened([table])
             if filters is None:  # filters need pyarrow.dataset, which imports pandas if it is installed
                 return pq.ParquetFile(handle).read(columns=names)
             return pq.read_table(handle, columns=names, filters=filters)
@@ -207,6 +208,7 @@ class Index:
         import pyarrow.parquet as pq
 
         with self._explain_errors(), self.path(table).open("rb") as handle:
+            self._check_opened([table])
             names: list[str] = pq.ParquetFile(handle).schema_arrow.names
             return names
 
@@ -222,7 +224,9 @@ class Index:
     def stream(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:
         """Yield the rows of a DuckDB query one by one, for results that are too large for a list."""
         with self._explain_errors(), self._connect() as database:
-            cursor = database.execute(self._fill_in_tables(query), list(parameters))
+            filled, tables = self._fill_in_tables(query)
+            cursor = database.execute(filled, list(parameters))
+            self._check_opened(tables)
             columns = [column[0] for column in cursor.description]
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 for row in rows:
@@ -231,23 +235,38 @@ class Index:
     def arrays(self, query: str, parameters: Sequence[Any] = ()) -> dict[str, NDArray[Any]]:
         """Return the columns of a DuckDB query as NumPy arrays."""
         with self._explain_errors(), self._connect() as database:
-            return database.execute(self._fill_in_tables(query), list(parameters)).fetchnumpy()
+            filled, tables = self._fill_in_tables(query)
+            cursor = database.execute(filled, list(parameters))
+            self._check_opened(tables)
+            return cursor.fetchnumpy()
 
     def batches(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[pa.RecordBatch]:
         """Yield the result of a DuckDB query as Arrow batches."""
         with self._explain_errors(), self._connect() as database:
-            yield from database.sql(self._fill_in_tables(query), params=list(parameters)).to_arrow_reader(_ROWS_AT_ONCE)
+            filled, tables = self._fill_in_tables(query)
+            reader = database.sql(filled, params=list(parameters)).to_arrow_reader(_ROWS_AT_ONCE)
+            self._check_opened(tables)
+            yield from reader
 
-    def _fill_in_tables(self, query: str) -> str:
-        """Replace `{triggers}` in a query by SQL that reads the table."""
+    def _fill_in_tables(self, query: str) -> tuple[str, list[str]]:
+        """Replace `{triggers}` in a query by SQL that reads the table. Returns the query and its tables."""
+        sources = _TableSources(self)
         try:
-            return query.format_map(_TableSources(self))
+            return query.format_map(sources), sources.tables
         except (ValueError, AttributeError) as error:  # a single brace, or a format such as {triggers.x}
             raise SettingError(f"cannot read the query ({error}); write {{memories}} for a table") from error
 
     def _source_of(self, table: str) -> str:
         """Return SQL that reads a table."""
         return reader_of(self.path(table))
+
+    def _check_opened(self, tables: Iterable[str]) -> None:
+        """Raise IndexFolderError if a file was replaced between the comparison of its checksum and its opening."""
+        for table in tables:
+            name = f"{table}.parquet"
+            verified = self._verified.get(name)
+            if verified is not None and verified[1] != file_stamp(self.folder / name):
+                raise IndexFolderError(f"{self.folder / name} was replaced while it was opened; run the command again")
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         """Return a cursor for one query, which makes queries from several threads safe. The caller closes it."""
@@ -446,8 +465,10 @@ class _TableSources(dict[str, str]):
     def __init__(self, index: Index) -> None:
         super().__init__()
         self.index = index
+        self.tables: list[str] = []
 
     def __missing__(self, table: str) -> str:
+        self.tables.append(table)
         return self.index._source_of(table)
 
 

@@ -63,7 +63,9 @@ def read_prompt(model: MemoryModel, text: str, room: int = 0) -> Prompt:
     try:
         encoded = tokenizer.encode([text])[0]
     except CorpusError as error:
-        raise SettingError(f"the prompt {short(text)} is not valid Unicode; write it in UTF-8") from error
+        if isinstance(error.__cause__, TypeError | UnicodeError):
+            raise SettingError(f"the prompt {short(text)} is not valid Unicode; write it in UTF-8") from error
+        raise  # the tokenizer itself failed
     tokens = tuple(encoded.ids)
     if not tokens:
         raise SettingError(f"the prompt {text[:40]!r} has no tokens; give at least one word")

@@ -4,7 +4,6 @@ Status codes: 404 for an unknown name, 422 for a request that is not valid, 409 
 429 if the model is busy. Anything else is a bug and gives 500. Under /api/ an error is JSON, otherwise a page.
 """
 
-import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -98,13 +97,11 @@ def _error_response(request: Request, status: int, line: str) -> Response:
 
 
 def serve(workbench: Workbench, host: str, port: int, opened: Callable[[str, Access], None], log: str) -> None:
-    """Serve until SIGINT or SIGTERM. `opened` is called with the address once the port is bound."""
+    """Serve until SIGINT or SIGTERM, which uvicorn raises again after its shutdown.
 
-    def exit_terminated(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
-
+    `opened` is called with the address once the port is bound.
+    """
     access = Access.for_host(host)
-    signal.signal(signal.SIGTERM, exit_terminated)  # uvicorn raises the signal again after its shutdown
     with listen(host, port) as listener:
         shown_host = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         query = "" if access.token is None else f"?token={access.token}"

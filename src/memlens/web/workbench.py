@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property, partial
 from importlib import import_module
@@ -89,6 +89,7 @@ class ServedIndex(Index):
             room -= facts.bytes
             with self._explain_errors(), self._connect() as cursor:
                 cursor.execute(f'CREATE TABLE "{table}" AS SELECT * FROM {reader_of(self.path(table))}')
+                self._check_opened([table])
                 if table == "corpus":
                     cursor.execute("CREATE INDEX sentences ON corpus (sentence)")
             self._copied_tables.add(table)
@@ -110,6 +111,9 @@ class ServedIndex(Index):
 
     def _source_of(self, table: str) -> str:
         return f'"{table}"' if table in self._copied_tables else super()._source_of(table)
+
+    def _check_opened(self, tables: Iterable[str]) -> None:
+        super()._check_opened(table for table in tables if table not in self._copied_tables)
 
 
 def trigger_text(index: ServedIndex) -> TriggerText | None:
