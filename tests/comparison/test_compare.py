@@ -206,7 +206,7 @@ def test_what_an_index_lacks_is_named_with_the_command_that_makes_it(indexes: In
             compare_indexes(indexes["base"], indexes["bare"], by=by)
     found = compare_indexes(indexes["base"], indexes["bare"], top=1).changes[0]
     assert found.values is None and found.patterns is None and found.after.kind is None
-    with pytest.raises(SettingError, match=r"read folded.*raw.*--reading"):
+    with pytest.raises(SettingError, match=r"reading folded.*raw.*--reading"):
         compare_indexes(indexes["base"], indexes["raw"], by="values")
 
 
