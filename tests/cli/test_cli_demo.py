@@ -92,7 +92,7 @@ def test_serve_opens_the_workbench_on_the_demo(run, shown, tmp_path, monkeypatch
 
 def test_without_a_bundled_model_one_line_says_so(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memlens.models.load._BUNDLED", tmp_path / "nothing")
-    assert is_refused(run("demo", "-o", tmp_path / "index"), "no bundled model", "memlens analyze")
+    assert is_refused(run("demo", "-o", tmp_path / "index"), "needs the bundled model", "memlens analyze")
     assert not (tmp_path / "index").exists()
 
 
@@ -125,7 +125,7 @@ def test_larger_samples_that_are_there_are_kept_and_fresh_begins_anew(shown, mod
 
 def test_what_a_demo_cannot_be_told_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SettingError, match="no sample; say prefixes="):
+    with pytest.raises(SettingError, match="no option sample; set prefixes"):
         demo(out="index", sample=5)
     for verb in (["demo"], ["scan", "bundled", "bundled"], ["analyze", "bundled", "bundled"]):
         assert is_refused(run(*verb, "-o", ""), "-o is empty")

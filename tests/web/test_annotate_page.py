@@ -182,7 +182,7 @@ BAD_PATTERNS: list[tuple[dict[str, Any], str]] = [
     ("change", "status", "words"),
     [
         ({"memory": "L0N99999"}, 404, "does not exist"),
-        ({"memory": "nonsense"}, 404, "not a memory"),
+        ({"memory": "nonsense"}, 404, "not the name of a memory"),
         ({"annotator": "\u202e\x07"}, 404, "cannot be an annotator"),
         ({"annotator": ""}, 422, "annotator"),
         ({"patterns": "none"}, 422, "patterns"),
