@@ -28,6 +28,10 @@ def test_every_sentence_is_in_one_batch_within_the_limit_from_long_to_short_and_
     assert found == {sentence: tokens.tolist() for sentence, tokens in window} and order == sorted(order)
 
 
+def test_a_batch_may_have_exactly_as_many_places_as_allowed() -> None:
+    assert [len(batch.sentences) for batch in cut_batches([(0, np.ones(3)), (1, np.ones(3))], 6, None)] == [2]
+
+
 @given(windows(), st.integers(1, 60), st.randoms(use_true_random=False))
 def test_batches_do_not_depend_on_the_order_of_the_window(window: Window, limit: int, random: object) -> None:
     shuffled = list(window)

@@ -15,6 +15,7 @@ import pytest
 from nursery import KILL, SHORT, Nursery, Outcome, contents, places
 
 from hub_stand_in import Hub
+from memlens import files
 from memlens.annotations.records import Annotations, Label, LabeledPattern
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
@@ -232,3 +233,10 @@ def test_nothing_is_renamed_before_it_is_synced(undisturbed: tuple[list[str], di
             synced.discard(path)
         elif kind in ("replace", "rename") and not path.startswith("index/partial/"):
             assert path in synced, f"{path} was renamed before it was synced"
+
+
+def test_the_folder_of_a_replaced_file_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(files, "sync_folder", synced.append)
+    files.write_json(tmp_path / "manifest.json", {})
+    assert synced == [tmp_path]

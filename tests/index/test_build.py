@@ -13,7 +13,7 @@ from scale_helpers import TABLES, TEXTS, Scans, tables_of
 
 import memlens
 from memlens.errors import CorpusError, FilesError, IndexFolderError, ModelError, SettingError, UnknownName
-from memlens.index import build
+from memlens.index import build, staging
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import tiny_model, tiny_tokenizer
 
@@ -33,6 +33,17 @@ def finished(model: MemoryModel, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def index(finished: Path, tmp_path: Path) -> Path:
     """A copy of it, to be changed."""
     return Path(shutil.copytree(finished, tmp_path / "index"))
+
+
+def test_triggers_are_sorted_by_memory_then_end_then_rank(finished: Path) -> None:
+    rows = memlens.open_index(finished).table("triggers").select(["layer", "memory", "end", "rank"]).to_pylist()
+    order = [(row["layer"], row["memory"], row["end"] == "bottom", row["rank"]) for row in rows]
+    assert order == sorted(order)
+
+
+def test_an_index_has_no_manifest_while_its_tables_are_replaced(index: Path) -> None:
+    staging.replace_tables(index, ())
+    assert not (index / "manifest.json").exists()
 
 
 def begin_scan(model: MemoryModel, text: Any, out: Path, **options: Any) -> None:
