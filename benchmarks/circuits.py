@@ -1,12 +1,12 @@
-"""Circuits of public tasks: faithfulness over sizes for three ways to score memories, as CSV.
+"""Faithfulness of circuits of public tasks, for three methods to score memories.
 
     python benchmarks/circuits.py MODEL DATA [-o FILE] [--tasks simple,nounpp,greater-than,ioi] [--pairs 104]
 
 DATA is a folder with sva_simple_train.json and sva_nounpp_train.json (saprmarks/feature-circuits, MIT),
 greater_than.csv (hannamw/EAP-IG, MIT) and ioi.json (lab-paper-code/dual_path_attribution, MIT). Pairs are kept if both
 prompts have the same number of tokens and both answers are one token. Methods: `integrated` (10 steps), `patching`
-(attribution patching, one step) and `relevance` (frozen network). A task and method that the file has are not repeated.
-A task that the model does not do has one row with the reason.
+(attribution patching, one step) and `relevance` (frozen network). Results are appended to a CSV file. A task and method
+that are already in the file are skipped. A task that the model cannot do has one row that states the reason.
 """
 
 import argparse
@@ -27,7 +27,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "patching": {"steps": 1},
     "relevance": {"method": "relevance"},
 }
-HEADS = (
+COLUMNS = (
     *("task", "method", "pairs", "held_out", "accuracy", "memories", "share", "faithfulness", "low", "high"),
     *("complement", "random", "smallest", "area", "seconds", "note"),
 )
@@ -107,20 +107,21 @@ def measure(model: MemoryModel, task: str, method: str, pairs: list[Pair]) -> li
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure circuits of public tasks.")
-    parser.add_argument("model")
-    parser.add_argument("data", type=Path)
-    parser.add_argument("-o", "--out", type=Path, default=Path(__file__).parent / "results" / "circuits.csv")
-    parser.add_argument("--tasks", default=",".join(TASKS))
-    parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--pairs", type=int, default=104)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="Hub id, folder or file.")
+    parser.add_argument("data", type=Path, help="Folder with the files named above.")
+    default = Path(__file__).parent / "results" / "circuits.csv"
+    parser.add_argument("-o", "--out", type=Path, default=default, help="CSV file to write or continue.")
+    parser.add_argument("--tasks", default=",".join(TASKS), help="Tasks to measure.")
+    parser.add_argument("--methods", default=",".join(METHODS), help="Methods to measure.")
+    parser.add_argument("--pairs", type=int, default=104, help="Pairs per task.")
     options = parser.parse_args()
     done: set[tuple[str, str]] = set()
     if options.out.exists():
         with options.out.open(encoding="utf-8", newline="") as handle:
             done = {(row["task"], row["method"]) for row in csv.DictReader(handle)}
     else:
-        options.out.write_text(",".join(HEADS) + "\n", encoding="utf-8")
+        options.out.write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
     model = memlens.load(options.model)
     for task in options.tasks.split(","):
         read, name = TASKS[task]
@@ -130,7 +131,7 @@ def main() -> None:
                 continue
             rows = measure(model, task, method, pairs)
             with options.out.open("a", encoding="utf-8", newline="") as handle:
-                csv.DictWriter(handle, HEADS, restval="", lineterminator="\n").writerows(rows)
+                csv.DictWriter(handle, COLUMNS, restval="", lineterminator="\n").writerows(rows)
             print(task, method, f"{len(rows)} rows")
 
 

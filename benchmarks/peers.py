@@ -1,17 +1,18 @@
-"""The top triggers of every memory by memlens and by other tools, on one model and text: speed, memory, equal lists.
+"""Speed and memory of memlens and other tools that find the top triggers of every memory.
 
     python benchmarks/peers.py WORK [--model gpt2|bundled|FOLDER|FILE.gguf] [--tokens 20000] [--python PYTHON]
 
-The other tools are installed into WORK/venv, unless --python names an environment that has them. Every program runs in
-a process of its own with one thread, is fed the same batches, and keeps the 50 highest coefficients of every memory:
+The other tools are installed into WORK/venv unless --python names an environment that has them. Every program runs in a
+separate process with one thread, reads the same batches, and keeps the 50 highest coefficients of every memory:
 
-    hooks           forward hooks on the down projections, torch.cat with the lists so far, torch.topk
-    TransformerLens run_with_cache of TransformerLens 4, the same cat and topk
-    nnsight         a trace that saves the down projections' inputs, the same cat and topk
-    prefixes        each prefix by itself, as the paper's released program does; on 500 tokens, since it is slow
-    memlens         a scan, which also keeps statistics, histograms and ordinary examples
+    hooks            forward hooks on the down projections, then torch.cat and torch.topk
+    TransformerLens  run_with_cache of TransformerLens 4, then torch.cat and torch.topk
+    nnsight          a trace that saves the inputs of the down projections, then torch.cat and torch.topk
+    prefixes         one forward pass per prefix, as in the paper's released program (500 tokens only)
+    memlens          a scan, which also keeps statistics, histograms and ordinary examples
 
-Models are GPT-2, Llama or OPT shapes, whose down projections are known by name. "gpt2" has random weights and tokens.
+The last column compares the coefficients with those of plain hooks. Models have the shape of GPT-2, Llama or OPT.
+"gpt2" has random weights and tokens.
 """
 
 from __future__ import annotations
@@ -36,32 +37,32 @@ DOWN = (".mlp.c_proj", ".mlp.down_proj", ".fc2")
 
 
 class Lists:
-    """The highest coefficients of each memory of each layer, and where they were: sentence * 2^12 + position."""
+    """The highest coefficients of each memory of each layer and their places (sentence * 4096 + position)."""
 
     def __init__(self) -> None:
         self.best: dict[int, Any] = {}  # layer -> [top, memories]
-        self.where: dict[int, Any] = {}
-        self.finish: Callable[[], None] = lambda: None  # fills `best` where a program has lists of its own
+        self.places: dict[int, Any] = {}
+        self.finish: Callable[[], None] = lambda: None  # fills `best` for a program that keeps its own lists
 
     def add(self, layer: int, coefficients: Any, places: Any) -> None:
-        """`coefficients` [n, memories] at `places` [n]."""
+        """Merge coefficients [n, memories] at places [n] into the lists of a layer."""
         import torch
 
         labels = places[:, None].expand(-1, coefficients.shape[1])
         if layer in self.best:
             coefficients = torch.cat([self.best[layer], coefficients])
-            labels = torch.cat([self.where[layer], labels])
-        self.best[layer], chosen = coefficients.topk(min(TOP, len(coefficients)), dim=0)
-        self.where[layer] = labels.gather(0, chosen)
+            labels = torch.cat([self.places[layer], labels])
+        self.best[layer], order = coefficients.topk(min(TOP, len(coefficients)), dim=0)
+        self.places[layer] = labels.gather(0, order)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """[memories, top], highest first."""
+        """Return the coefficients of each layer, [memories, top], highest first."""
         self.finish()
         return {f"best{layer}": best.T.numpy() for layer, best in self.best.items()}
 
 
-def kept(batch: Any) -> tuple[Any, Any]:
-    """The rows of the flattened batch that are no padding, and the place of each."""
+def find_tokens(batch: Any) -> tuple[Any, Any]:
+    """Return the rows of the flattened batch that are not padding, and their places."""
     import torch
 
     position = torch.arange(batch.tokens.shape[1])
@@ -79,21 +80,21 @@ def load_network(folder: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
-def downs(network: Any) -> list[tuple[str, Any]]:
+def down_projections(network: Any) -> list[tuple[str, Any]]:
     return [(name, module) for name, module in network.named_modules() if name.endswith(DOWN)]
 
 
 def with_hooks(folder: str, lists: Lists) -> Program:
     import torch
 
-    body, seen = load_network(folder).base_model, {}
-    for layer, (_, module) in enumerate(downs(body)):
-        module.register_forward_pre_hook(lambda _, given, layer=layer: seen.update({layer: given[0]}))
+    body, inputs_by_layer = load_network(folder).base_model, {}
+    for layer, (_, module) in enumerate(down_projections(body)):
+        module.register_forward_pre_hook(lambda _, inputs, layer=layer: inputs_by_layer.update({layer: inputs[0]}))
 
     def run(batch: Any) -> None:
         body(torch.from_numpy(batch.tokens), use_cache=False)
-        rows, places = kept(batch)
-        for layer, m in seen.items():
+        rows, places = find_tokens(batch)
+        for layer, m in inputs_by_layer.items():
             lists.add(layer, m.reshape(-1, m.shape[-1])[rows], places)
 
     return run
@@ -108,7 +109,7 @@ def with_transformer_lens(folder: str, lists: Lists) -> Program:
 
     def run(batch: Any) -> None:
         _, cache = bridge.run_with_cache(torch.from_numpy(batch.tokens), names_filter=names, return_type=None)
-        rows, places = kept(batch)
+        rows, places = find_tokens(batch)
         for layer, name in enumerate(names):
             m = cache[name]
             lists.add(layer, m.reshape(-1, m.shape[-1])[rows], places)
@@ -121,12 +122,12 @@ def with_nnsight(folder: str, lists: Lists) -> Program:
     from nnsight import NNsight
 
     body = load_network(folder).base_model
-    traced, names = NNsight(body), [name for name, _ in downs(body)]
+    traced, names = NNsight(body), [name for name, _ in down_projections(body)]
 
     def run(batch: Any) -> None:
         with traced.trace(torch.from_numpy(batch.tokens), use_cache=False):
             found = [traced.get(name).input for name in names].save()
-        rows, places = kept(batch)
+        rows, places = find_tokens(batch)
         for layer, m in enumerate(found):
             lists.add(layer, m.reshape(-1, m.shape[-1])[rows], places)
 
@@ -136,15 +137,15 @@ def with_nnsight(folder: str, lists: Lists) -> Program:
 def with_prefixes(folder: str, lists: Lists) -> Program:
     import torch
 
-    body, seen = load_network(folder).base_model, {}
-    for layer, (_, module) in enumerate(downs(body)):
-        module.register_forward_pre_hook(lambda _, given, layer=layer: seen.update({layer: given[0]}))
+    body, inputs_by_layer = load_network(folder).base_model, {}
+    for layer, (_, module) in enumerate(down_projections(body)):
+        module.register_forward_pre_hook(lambda _, inputs, layer=layer: inputs_by_layer.update({layer: inputs[0]}))
 
     def run(batch: Any) -> None:
         for sentence, tokens, length in zip(batch.sentences, batch.tokens, batch.lengths, strict=True):
             for position in range(length):
                 body(torch.from_numpy(tokens[None, : position + 1]), use_cache=False)
-                for layer, m in seen.items():
+                for layer, m in inputs_by_layer.items():
                     lists.add(layer, m.reshape(-1, m.shape[-1])[-1:], torch.tensor([sentence * 4096 + position]))
 
     return run
@@ -184,7 +185,7 @@ PROGRAMS = {
 
 
 def run_one(name: str, folder: str, sentences: Path, out: Path) -> None:
-    """In a process of its own: run one program and print what it took."""
+    """Run one program in this process and print its speed and memory as JSON."""
     if name == "memlens":
         from memlens.process_setup import prepare_process
 
@@ -197,8 +198,10 @@ def run_one(name: str, folder: str, sentences: Path, out: Path) -> None:
     saved = np.load(sentences)
     texts = list(enumerate(np.split(saved["tokens"], saved["edges"])))
     with torch.inference_mode():
-        PROGRAMS[name](folder, Lists())(cut_batches(texts[:8], BATCH_TOKENS, None)[0])  # whatever is done once
-        gc.collect()  # hooks refer to networks and networks to hooks: the first one would be held beside the second
+        PROGRAMS[name](folder, Lists())(
+            cut_batches(texts[:8], BATCH_TOKENS, None)[0]
+        )  # warm up: imports, compilation, caches
+        gc.collect()  # networks and hooks refer to each other, so the first network would stay in memory
         if name == "prefixes":
             texts = texts[: int(np.searchsorted(saved["edges"], FEW))]
         lists = Lists()
@@ -214,7 +217,7 @@ def run_one(name: str, folder: str, sentences: Path, out: Path) -> None:
 
 
 def prepare(model: str, work: Path, tokens: int) -> tuple[str, Path]:
-    """The folder of the model, and a file of sentences."""
+    """Write the model and the sentences. Returns the folder and the file."""
     draw, file = np.random.default_rng(1), work / "sentences.npz"
     if model == "gpt2":
         from transformers import GPT2Config, GPT2LMHeadModel
@@ -231,7 +234,7 @@ def prepare(model: str, work: Path, tokens: int) -> tuple[str, Path]:
 
         loaded = memlens.load(model)
         folder = Path(loaded.source if model != "bundled" else ROOT / "src" / "memlens" / "bundled" / "model")
-        if folder.suffix == ".gguf":  # as weights that every tool can read
+        if folder.suffix == ".gguf":  # unpack it for tools that cannot read .gguf
             folder = work / folder.stem
             loaded.network.save_pretrained(folder)
             loaded.tokenizer.save(folder)
@@ -254,43 +257,43 @@ def install(work: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", type=Path)
-    parser.add_argument("--model", default="bundled")
-    parser.add_argument("--tokens", type=int, default=20_000)
-    parser.add_argument("--python")
+    parser.add_argument("work", type=Path, help="Folder for the environment, the model and results.")
+    parser.add_argument("--model", default="bundled", help="Model to scan.")
+    parser.add_argument("--tokens", type=int, default=20_000, help="Tokens to scan.")
+    parser.add_argument("--python", help="Python of an environment that has the other tools.")
     parser.add_argument("--program", nargs=4, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.program:
-        name, folder, sentences, out = given.program
+    options = parser.parse_args()
+    if options.program:
+        name, folder, sentences, out = options.program
         run_one(name, folder, Path(sentences), Path(out))
         return
-    given.work.mkdir(parents=True, exist_ok=True)
-    python = given.python or install(given.work)
-    folder, sentences = prepare(given.model, given.work, given.tokens)
+    options.work.mkdir(parents=True, exist_ok=True)
+    python = options.python or install(options.work)
+    folder, sentences = prepare(options.model, options.work, options.tokens)
     found, lists, failed = {}, {}, {}
     for name in PROGRAMS:
-        out = given.work / f"{name}.npz"
-        command = [python, __file__, str(given.work), "--program", name, folder, str(sentences), str(out)]
+        out = options.work / f"{name}.npz"
+        command = [python, __file__, str(options.work), "--program", name, folder, str(sentences), str(out)]
         ran = subprocess.run(command, capture_output=True, text=True)
         if ran.returncode:
-            if name in ("hooks", "memlens"):  # what the others are compared with
+            if name in ("hooks", "memlens"):  # all others are compared with these
                 raise SystemExit(f"{name} failed: {ran.stderr[-2000:]}")
-            failed[name] = (ran.stderr.strip().splitlines() or ["no reason given"])[-1]
+            failed[name] = (ran.stderr.strip().splitlines() or ["unknown reason"])[-1]
             continue
         found[name], lists[name] = json.loads(ran.stdout.splitlines()[-1]), np.load(out)
         print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
-    print("| program | tokens per second | memlens is faster by | peak MB | coefficients as by hooks |")
+    print("| program | tokens per second | speed of memlens | peak MB | coefficients equal to hooks |")
     print("| --- | --- | --- | --- | --- |")
     speed = {name: one["tokens"] / one["work"] for name, one in found.items()}
     for name, one in found.items():
         same = "not compared" if name == "prefixes" else f"{equal_share(lists['hooks'], lists[name]):.2%}"
-        print(f"| {name} | {speed[name]:,.0f} | {speed['memlens'] / speed[name]:.2f} | {one['peak']:,} | {same} |")
+        print(f"| {name} | {speed[name]:,.0f} | {speed['memlens'] / speed[name]:.2f} x | {one['peak']:,} | {same} |")
     for name, reason in failed.items():
         print(f"| {name} | failed: {reason} | | | |")
 
 
 def equal_share(one: Any, other: Any) -> float:
-    """Of all places with a positive coefficient, those that are equal but for rounding."""
+    """Return the share of positive coefficients that are equal up to rounding."""
     pairs = [(one[name], other[name]) for name in one.files]
     shared = [(a[:, : b.shape[1]], b[:, : a.shape[1]]) for a, b in pairs]
     equal = [np.isclose(a, b, rtol=1e-4, atol=1e-5)[a > 0] for a, b in shared]
