@@ -47,8 +47,7 @@ from memlens.index.format import (
 from memlens.index.reader import Index, open_index
 from memlens.models.load import load
 from memlens.models.memory_model import MemoryModel
-from memlens.pattern.beside import find_patterns_beside
-from memlens.pattern.table import compute_patterns, patterns_are_made
+from memlens.pattern.table import compute_patterns, find_patterns_beside, patterns_are_made
 from memlens.pool import usable_cores
 from memlens.progress import Progress, no_progress
 from memlens.reports.findings import Insight, Material, find
@@ -244,11 +243,11 @@ class _Work:
         if self.threads == 1 or usable_cores() == 1:
             compute_patterns(self.index, settings, progress=self.progress)
             return Stage("patterns", MADE)
-        with find_patterns_beside(self.index.folder, settings) as search:
+        with find_patterns_beside(self.index.folder, settings) as wait_for_tables:
             began = time.monotonic()
             self._run_experiments(lambda experiment: PATTERNS.removesuffix(".parquet") not in experiment.needs)
             self.experimenting = time.monotonic() - began
-            tables, seconds = search.wait(self.progress)
+            tables, seconds = wait_for_tables(self.progress)
         tables.write(self.index)
         return Stage("patterns", MADE, seconds)
 

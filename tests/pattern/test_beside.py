@@ -8,8 +8,7 @@ import pytest
 from index_by_hand import write_index
 from memlens.errors import IndexFolderError
 from memlens.index.reader import Index
-from memlens.pattern.beside import find_patterns_beside
-from memlens.pattern.table import compute_patterns
+from memlens.pattern.table import compute_patterns, find_patterns_beside
 from memlens.progress import no_progress
 from memlens.settings import PatternSettings
 
@@ -24,8 +23,8 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_tables_have_the_bytes_of_this_process(folder: Path, tmp_path: Path) -> None:
     other = Index(shutil.copytree(folder, tmp_path / "other"))
-    with find_patterns_beside(folder, SETTINGS) as search:
-        tables, seconds = search.wait(no_progress)
+    with find_patterns_beside(folder, SETTINGS) as wait_for_tables:
+        tables, seconds = wait_for_tables(no_progress)
     assert seconds > 0
     tables.write(Index(folder))
     compute_patterns(other, SETTINGS)
@@ -36,5 +35,5 @@ def test_the_tables_have_the_bytes_of_this_process(folder: Path, tmp_path: Path)
 
 def test_an_error_is_raised_here(folder: Path) -> None:
     (folder / "manifest.json").unlink()
-    with pytest.raises(IndexFolderError), find_patterns_beside(folder, SETTINGS) as search:
-        search.wait(no_progress)
+    with pytest.raises(IndexFolderError), find_patterns_beside(folder, SETTINGS) as wait_for_tables:
+        wait_for_tables(no_progress)

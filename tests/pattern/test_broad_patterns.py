@@ -131,14 +131,14 @@ def test_noise_has_no_pattern(made: tuple[Index, dict[int, set[int]]]) -> None:
 def test_a_stop_after_an_initial_is_no_end_of_a_sentence(tmp_path: Path) -> None:
     import numpy as np
 
-    from memlens.pattern.features import SpellingFeatures, TokenFeatures, sentence_start
+    from memlens.pattern.features import number_features, sentence_start
     from memlens.pattern.words import Words, read_prefix_words
 
     text = "It rained . “ The U . S . army came"
     index = write_index(tmp_path / "index", [text], {(0, 0): [(0, 0)]})
     words = Words()
     read = read_prefix_words(index, np.zeros(11, np.int64), np.arange(11), words)
-    nothing = TokenFeatures(index.vocabulary, np.zeros((0, len(index.vocabulary)), np.int32))
-    marks = SpellingFeatures.of(words, read.last, nothing).marks
+    no_classes = np.zeros((0, len(index.vocabulary)), np.int32)
+    marks = number_features(words, read.last, index.vocabulary, no_classes)[0].marks
     begins = [sentence_start(read.words, marks, *read.offsets[row : row + 2]) - read.offsets[row] for row in range(11)]
     assert begins == [0, 0, 0, 3, *[4] * 7]

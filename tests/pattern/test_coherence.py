@@ -8,7 +8,7 @@ from memlens.pattern.topics import (
     LastTokens,
     VectorWords,
     WordVectors,
-    _unit_vectors,
+    prefix_vectors,
     swap_prefixes,
 )
 
@@ -29,7 +29,7 @@ def made() -> tuple[VectorWords, LastTokens, WordVectors]:
     tokens, documents = np.zeros(PREFIXES, np.int32), np.arange(PREFIXES)
     tokens[0] = -1
     places = (np.zeros(1, np.int32), np.array([half, PREFIXES]), np.array([half + half // 2]), half)
-    unit = _unit_vectors(words, half, PREFIXES - half, own)
+    unit, _ = prefix_vectors(words, own, np.arange(half, PREFIXES), drop_last=True)
     return words, LastTokens(tokens, documents, *places, unit, np.ones(6)), own
 
 

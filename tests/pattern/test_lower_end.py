@@ -9,7 +9,7 @@ from index_by_hand import pieces, write_index
 from memlens.cli import main
 from memlens.index.memory import read_memory
 from memlens.index.reader import Index
-from memlens.pattern.table import compute_patterns, say_ends
+from memlens.pattern.table import compute_patterns, describe_ends
 
 WORDS = [f"{a}{b}" for a in ["ka", "le", "mi", "no", "pu"] for b in ["ber", "dal", "fen", "gor", "hul", "jin"]]
 MEMORIES = 6
@@ -51,7 +51,7 @@ def test_the_share_at_the_stronger_end_is_noted_beside_that_at_the_top(index: In
     for end in ("top", "bottom", "stronger"):  # at the bottom coefficients are twice as large here
         assert ends[end]["memories"] == MEMORIES
         assert ends[end]["patterned"] == pytest.approx(2 / 6) and ends[end]["covered"] == pytest.approx(2 / 6)
-    assert "most negative ones 33.3% of memories" in say_ends(noted)[0]
+    assert "most negative ones 33.3% of memories" in describe_ends(noted)[0]
 
 
 def test_the_table_of_the_upper_end_is_the_same_with_and_without_a_lower_one(index: Index, tmp_path: Path) -> None:

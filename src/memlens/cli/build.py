@@ -353,7 +353,7 @@ def patterns(
 
 def _print_patterns_by_layer(screen: Screen, index: memlens.Index) -> None:
     from memlens.experiments.patterns import KINDS, compute
-    from memlens.pattern.table import say_chance, say_ends
+    from memlens.pattern.table import describe_chance, describe_ends
 
     layers = compute(index)
     settings = index.manifest.patterns
@@ -369,7 +369,7 @@ def _print_patterns_by_layer(screen: Screen, index: memlens.Index) -> None:
         for layer in layers
     ]
     screen.table(["layer", "memories", "with pattern", "shallow", "semantic", "both", "not covered"], rows)
-    for sentence in (*say_chance(settings), *say_ends(settings)):
+    for sentence in (*describe_chance(settings), *describe_ends(settings)):
         screen.note(sentence)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from memlens.annotations.records import LABELS, Annotations
 from memlens.experiments import experiment as ex
 from memlens.index.reader import Index
-from memlens.pattern.table import say_chance
+from memlens.pattern.table import describe_chance
 from memlens.progress import Progress, no_progress
 from memlens.stats import Estimate, draw as draw_sample, generator, ratio_estimate, share_interval, wilson
 from memlens.text import cut_right, percent, plain_table, visible
@@ -227,7 +227,7 @@ def print_people(tables: ex.Rows) -> list[Any]:
 
 def false_discoveries(index: Index, rows: list[ex.Row]) -> tuple[str, str] | None:
     noted = index.manifest.patterns
-    return ("false discoveries", " ".join(say_chance(noted))) if noted else None
+    return ("false discoveries", " ".join(describe_chance(noted))) if noted else None
 
 
 def rate_of_chance(index: Index) -> str:

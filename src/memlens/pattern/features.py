@@ -105,7 +105,8 @@ FRAME, ENDING, ANYWHERE, SHAPE = 0, 0, 3, 7  # an ending has at least one word, 
 # The subject of a SHAPE key, above its 40 lowest bits: the last word, the first word of the sentence or its list, the
 # number of words of the sentence, the word before the last, an open bracket, the class of the last token.
 LAST, FIRST, FIRST_LIST, EARLY, BEFORE, INSIDE, LAST_CLASS = 0, 1, 2, 3, 4, 5, 6
-EARLY_WORDS = (1, 3, 6)  # limits of "within the first ... words of a sentence"
+EARLY_WORDS = (1, 3, 6)  # compiled code reads a tuple
+_EARLY = {1: "with the first word", 3: "within the first three words", 6: "within the first six words"}
 GAP = 0  # any word, in a frame
 BITS, KIND = 20, 60
 _MASK = (1 << BITS) - 1
@@ -174,88 +175,87 @@ def _mark(word: str) -> int:
     return SHORT if len(word) <= 2 else 0
 
 
-def _describe(shape: str) -> str:
+def _describe_shape(shape: str) -> str:
     affix = f"ends {'in' if shape.startswith('-') else 'with a word in'} {shape}"
     return _DESCRIPTIONS.get(shape, affix)
 
 
-def _sort(shape: str) -> str:
+def _describe_before(shape: str) -> str:
     """Return the description of a list or form of the word before the last."""
     plain = {PLURAL: "a plural or another word in -s", "year": "a year", "number": "a number"}
     return plain.get(shape, f"a word in {shape}" if shape.startswith("-") else shape)
 
 
-def _early(words: int) -> str:
-    which = {1: "with the first word", 3: "within the first three words", 6: "within the first six words"}
-    return f"ends {which[words]} of a sentence"
+class SpellingFeatures(NamedTuple):
+    """Numbers of the features of spellings, words and tokens, 0 for none. A tuple, because compiled code reads it."""
 
-
-@dataclass(frozen=True, eq=False)
-class TokenFeatures:
-    """The text of every token, and its classes at several grains (-1: none)."""
-
-    texts: list[str]
-    classes: NDArray[np.int32]  # [grains, vocabulary]
-
-
-@dataclass(frozen=True, eq=False)
-class SpellingFeatures:
-    """Features of every spelling and of every token; `names[number - 1]` is the name of a feature."""
-
-    names: list[str]
-    numbers: NDArray[np.int32]  # [all features of all spellings]
-    offsets: NDArray[np.int64]  # [spellings + 1]
-    classes: NDArray[np.int32]  # [grains, vocabulary]: numbers of a token's classes, 0 for none
-    pieces: NDArray[np.int32]  # [vocabulary]: the number of a token as a piece inside a word, 0 for none
+    shapes: NDArray[np.int32]  # shapes, affixes and lists of all spellings
+    offsets: NDArray[np.int64]  # [spellings + 1]: those of each spelling in `shapes`
+    classes: NDArray[np.int32]  # [grains, vocabulary]: classes of a token
+    pieces: NDArray[np.int32]  # [vocabulary]: the token as a piece inside a word
     lengths: NDArray[np.int32]  # [spellings]: letters
     token_lengths: NDArray[np.int32]  # [vocabulary]: letters
-    marks: NDArray[
-        np.int8
-    ]  # [words]: STOP, another SIGN, SHORT words (a stop after them does not end a sentence), or 0
-    lists: NDArray[np.int32]  # [words, MOST_LISTS]: numbers of the lists a word is in, 0 for none
-    sorts: NDArray[
-        np.int32
-    ]  # [words, MOST_SORTS]: numbers of the lists and forms of a word before the last, 0 for none
-    brackets: NDArray[np.int64]  # [2]: the words "(" and ")", 0 if they do not occur
+    marks: NDArray[np.int8]  # [words]: STOP, another SIGN, SHORT (a stop after it does not end a sentence), or 0
+    lists: NDArray[np.int32]  # [words, MOST_LISTS]: lists that contain the word
+    sorts: NDArray[np.int32]  # [words, MOST_SORTS]: lists and forms of a word before the last
+    brackets: NDArray[np.int64]  # [2]: the words "(" and ")"
     of_whole_words: NDArray[np.bool_]  # [names + 1]: whether the feature applies to complete words only
 
-    @classmethod
-    def of(cls, words: Words, used: NDArray[Any], tokens: TokenFeatures) -> SpellingFeatures:
-        """Return the features of the spellings that end a prefix; other spellings have none."""
-        numbers = {name: number for number, name in enumerate((OPENING_QUOTE, UNFINISHED, LATER_PIECE), 1)}
-        wanted = np.zeros(len(words.spellings), np.bool_)
-        wanted[used] = True
-        flat: list[int] = []
-        offsets = [0]
-        for spelling, is_used in zip(words.spellings, wanted.tolist(), strict=True):
-            if is_used:
-                flat += [numbers.setdefault(name, len(numbers) + 1) for name in shapes_of(spelling)]
-            offsets.append(len(flat))
-        pieces = [
-            numbers.setdefault(f"{PIECE}{text.lower()}", len(numbers) + 1) if text.isalpha() and len(text) > 1 else 0
-            for text in tokens.texts
-        ]
-        grains = [
-            [0 if own < 0 else numbers.setdefault(f"{CLASS}{grain}.{own}", len(numbers) + 1) for own in classes]
-            for grain, classes in enumerate(tokens.classes.tolist())
-        ]
-        spelled = (np.array(flat, np.int32), np.array(offsets, np.int64))
-        lengths = [np.array([len(text.strip()) for text in own], np.int32) for own in (words.spellings, tokens.texts)]
-        classes = np.array(grains, np.int32).reshape(len(grains), len(tokens.texts))
-        marks = np.array([_mark(text) for text in words.texts], np.int8)
-        lists = np.zeros((len(words.texts), MOST_LISTS), np.int32)
-        sorts = np.zeros((len(words.texts), MOST_SORTS), np.int32)
-        for number, text in enumerate(words.texts):
-            named = [f"{LIST}{name}" for name in lists_of(text)]
-            plain = [name for name in shapes_of(text) if name in _SORTS] if len(text) > 3 else []
-            for into, names in ((lists, named), (sorts, named + plain)):
-                for place, name in enumerate(names[: into.shape[1]]):
-                    into[number, place] = numbers.setdefault(name, len(numbers) + 1)
-        brackets = np.array([words.find("("), words.find(")")], np.int64)
-        whole = np.array([False, *(name == PLURAL or name.startswith(LIST) for name in numbers)])
-        of_pieces = np.array(pieces, np.int32)
-        sizes = (lengths[0], lengths[1])
-        return cls(list(numbers), *spelled, classes, of_pieces, *sizes, marks, lists, sorts, brackets, whole)
+
+def number_features(
+    words: Words, last: NDArray[Any], tokens: Sequence[str], classes: NDArray[np.int32]
+) -> tuple[SpellingFeatures, list[str]]:
+    """Number the features of spellings, words and tokens. Returns them and their names; number 1 is the first name.
+
+    Args:
+        words: The vocabulary.
+        last: Spellings that end a prefix; other spellings get no features.
+        tokens: The text of every token.
+        classes: The classes of every token at several grains, -1 for none. [grains, vocabulary]
+    """
+    numbers = {name: number for number, name in enumerate((OPENING_QUOTE, UNFINISHED, LATER_PIECE), 1)}
+
+    def number_of(name: str) -> int:
+        return numbers.setdefault(name, len(numbers) + 1)
+
+    ends_prefix = np.zeros(len(words.spellings), np.bool_)
+    ends_prefix[last] = True
+    shapes: list[int] = []
+    offsets = [0]
+    for spelling, is_last in zip(words.spellings, ends_prefix.tolist(), strict=True):
+        if is_last:
+            shapes += [number_of(name) for name in shapes_of(spelling)]
+        offsets.append(len(shapes))
+    pieces = [number_of(f"{PIECE}{text.lower()}") if text.isalpha() and len(text) > 1 else 0 for text in tokens]
+    grains = [
+        [0 if own < 0 else number_of(f"{CLASS}{grain}.{own}") for own in row]
+        for grain, row in enumerate(classes.tolist())
+    ]
+    lists = np.zeros((len(words.texts), MOST_LISTS), np.int32)
+    sorts = np.zeros((len(words.texts), MOST_SORTS), np.int32)
+    for word, text in enumerate(words.texts):
+        named = [f"{LIST}{name}" for name in lists_of(text)]
+        forms = [name for name in shapes_of(text) if name in _SORTS] if len(text) > 3 else []
+        for table, names in ((lists, named), (sorts, named + forms)):
+            for place, name in enumerate(names[: table.shape[1]]):
+                table[word, place] = number_of(name)
+    lengths, token_lengths = (
+        np.array([len(text.strip()) for text in texts], np.int32) for texts in (words.spellings, tokens)
+    )
+    features = SpellingFeatures(
+        shapes=np.array(shapes, np.int32),
+        offsets=np.array(offsets, np.int64),
+        classes=np.array(grains, np.int32).reshape(len(grains), len(tokens)),
+        pieces=np.array(pieces, np.int32),
+        lengths=lengths,
+        token_lengths=token_lengths,
+        marks=np.array([_mark(text) for text in words.texts], np.int8),
+        lists=lists,
+        sorts=sorts,
+        brackets=np.array([words.find("("), words.find(")")], np.int64),
+        of_whole_words=np.array([False, *(name == PLURAL or name.startswith(LIST) for name in numbers)]),
+    )
+    return features, list(numbers)
 
 
 @dataclass(frozen=True)
@@ -303,22 +303,22 @@ class Feature:
         if self.kind == "class":
             return describe_class(examples)
         if self.kind == "early":
-            return _early(int(self.shape))
+            return f"ends {_EARLY[int(self.shape)]} of a sentence"
         if self.kind == "inside":
             return "ends inside brackets"
         shown = f": {', '.join(examples[:SHOWN])}" if examples else ""
         if self.kind == "list":
             return f"ends with {self.shape}{shown}"
         if self.kind == "before":
-            return f"{_sort(self.shape)} before the last word{shown}"
+            return f"{_describe_before(self.shape)} before the last word{shown}"
         if self.kind == "opening":
             return "sentence begins with " + (self.shape + shown if self.shape else f'"{self.text(words)}"')
         if self.shape in (UNFINISHED, LATER_PIECE, PLURAL):
-            return _describe(self.shape) + shown
+            return _describe_shape(self.shape) + shown
         if self.kind == "piece":
             return f'ends inside a word with "{self.shape}"'
         if self.kind == "shape":
-            return _describe(self.shape)
+            return _describe_shape(self.shape)
         return f'{"contains" if self.kind == "n-gram" else "ends with"} "{self.text(words)}"'
 
     def name(self, words: Words) -> str:
@@ -355,37 +355,8 @@ def read_key(key: int, names: Sequence[str]) -> Feature:
 _RATES = np.geomspace(1e-9, 20, 4000)
 
 
-class _PrefixArrays(NamedTuple):
-    """Prefixes and the features of their last words, for compiled code."""
-
-    words: Any  # the arrays of PrefixWords
-    offsets: Any
-    last: Any
-    opens: Any
-    goes_on: Any
-    shapes: Any  # the arrays of SpellingFeatures
-    shape_offsets: Any
-    tokens: Any
-    classes: Any
-    pieces: Any
-    lengths: Any
-    token_lengths: Any
-    marks: Any
-    lists: Any
-    sorts: Any
-    brackets: Any
-    of_whole_words: Any
-
-    @classmethod
-    def of(cls, prefixes: PrefixWords, spelled: SpellingFeatures) -> _PrefixArrays:
-        own = (prefixes.words, prefixes.offsets, prefixes.last, prefixes.opens, prefixes.goes_on)
-        of_tokens = (prefixes.tokens, spelled.classes, spelled.pieces, spelled.lengths, spelled.token_lengths)
-        of_words = (spelled.marks, spelled.lists, spelled.sorts, spelled.brackets, spelled.of_whole_words)
-        return cls(*own, spelled.numbers, spelled.offsets, *of_tokens, *of_words)
-
-
 @compiled_part
-def _add_keys_(prefixes: _PrefixArrays, row: int, keys: Any, count: int) -> int:
+def _add_keys_(prefixes: PrefixWords, spelled: SpellingFeatures, row: int, keys: Any, count: int) -> int:
     """Append the keys of one prefix (an n-gram as often as it occurs) and return the new count."""
     words, end = prefixes.words, prefixes.offsets[row + 1]
     for start in range(prefixes.offsets[row], end):
@@ -400,29 +371,29 @@ def _add_keys_(prefixes: _PrefixArrays, row: int, keys: Any, count: int) -> int:
                 keys[count] = (np.int64(ENDING + n) << KIND) | body
                 count += 1
     last = prefixes.last[row]
-    for place in range(prefixes.shape_offsets[last], prefixes.shape_offsets[last + 1]):
-        if not (prefixes.goes_on[row] and prefixes.of_whole_words[prefixes.shapes[place]]):
-            keys[count] = (np.int64(SHAPE) << KIND) | np.int64(prefixes.shapes[place])
+    for place in range(spelled.offsets[last], spelled.offsets[last + 1]):
+        if not (prefixes.goes_on[row] and spelled.of_whole_words[spelled.shapes[place]]):
+            keys[count] = (np.int64(SHAPE) << KIND) | np.int64(spelled.shapes[place])
             count += 1
     if prefixes.opens[row]:
-        keys[count] = (np.int64(SHAPE) << KIND) | np.int64(1)  # numbers as in SpellingFeatures
+        keys[count] = (np.int64(SHAPE) << KIND) | np.int64(1)  # numbers as in number_features
         count += 1
     if prefixes.goes_on[row]:
         keys[count] = (np.int64(SHAPE) << KIND) | np.int64(2)
         count += 1
     token = prefixes.tokens[row]
     if token >= 0:
-        for grain in range(len(prefixes.classes)):
-            if prefixes.classes[grain, token] > 0:
-                own = (np.int64(LAST_CLASS) << (2 * BITS)) | np.int64(prefixes.classes[grain, token])
+        for grain in range(len(spelled.classes)):
+            if spelled.classes[grain, token] > 0:
+                own = (np.int64(LAST_CLASS) << (2 * BITS)) | np.int64(spelled.classes[grain, token])
                 keys[count] = (np.int64(SHAPE) << KIND) | own
                 count += 1
-        if prefixes.pieces[token] > 0 and prefixes.token_lengths[token] < prefixes.lengths[last]:
-            keys[count] = (np.int64(SHAPE) << KIND) | np.int64(prefixes.pieces[token])
+        if spelled.pieces[token] > 0 and spelled.token_lengths[token] < spelled.lengths[last]:
+            keys[count] = (np.int64(SHAPE) << KIND) | np.int64(spelled.pieces[token])
             keys[count + 1] = (np.int64(SHAPE) << KIND) | np.int64(3)
             count += 2
-    count = _add_opening_(prefixes, prefixes.offsets[row], end, keys, count)
-    count = _add_before_(prefixes, prefixes.offsets[row], end, keys, count)
+    count = _add_opening_(prefixes, spelled, prefixes.offsets[row], end, keys, count)
+    count = _add_before_(prefixes, spelled, prefixes.offsets[row], end, keys, count)
     return _add_frames_(words, prefixes.offsets[row], end, keys, count)
 
 
@@ -440,9 +411,9 @@ def sentence_start(words: Any, marks: Any, begin: int, end: int) -> int:
 
 
 @compiled_part
-def _add_opening_(prefixes: _PrefixArrays, begin: int, end: int, keys: Any, count: int) -> int:
+def _add_opening_(prefixes: PrefixWords, spelled: SpellingFeatures, begin: int, end: int, keys: Any, count: int) -> int:
     """Append the first word of the sentence, unless it is also the last, its lists, and the position in it."""
-    start = sentence_start(prefixes.words, prefixes.marks, begin, end) if end > begin else -1
+    start = sentence_start(prefixes.words, spelled.marks, begin, end) if end > begin else -1
     if start < 0:
         return count
     for bound in EARLY_WORDS:
@@ -453,7 +424,7 @@ def _add_opening_(prefixes: _PrefixArrays, begin: int, end: int, keys: Any, coun
     if end - start > 1 and first > 0:
         keys[count] = (np.int64(SHAPE) << KIND) | (np.int64(FIRST) << (2 * BITS)) | first
         count += 1
-        for number in prefixes.lists[first]:
+        for number in spelled.lists[first]:
             if number > 0:
                 keys[count] = (np.int64(SHAPE) << KIND) | (np.int64(FIRST_LIST) << (2 * BITS)) | np.int64(number)
                 count += 1
@@ -461,14 +432,14 @@ def _add_opening_(prefixes: _PrefixArrays, begin: int, end: int, keys: Any, coun
 
 
 @compiled_part
-def _add_before_(prefixes: _PrefixArrays, begin: int, end: int, keys: Any, count: int) -> int:
+def _add_before_(prefixes: PrefixWords, spelled: SpellingFeatures, begin: int, end: int, keys: Any, count: int) -> int:
     """Append lists and forms of the word before the last, and whether a bracket is open."""
     if end - begin >= 2:
-        for number in prefixes.sorts[prefixes.words[end - 2]]:
+        for number in spelled.sorts[prefixes.words[end - 2]]:
             if number > 0:
                 keys[count] = (np.int64(SHAPE) << KIND) | (np.int64(BEFORE) << (2 * BITS)) | np.int64(number)
                 count += 1
-    words, opens, closes = prefixes.words, prefixes.brackets[0], prefixes.brackets[1]
+    words, opens, closes = prefixes.words, spelled.brackets[0], spelled.brackets[1]
     place = end - 1
     while place >= begin and words[place] != opens and words[place] != closes:
         place -= 1
@@ -499,13 +470,13 @@ def _add_frames_(words: Any, begin: int, end: int, keys: Any, count: int) -> int
 
 
 @compiled_part
-def _room(prefixes: _PrefixArrays, row: int) -> int:
+def _room(prefixes: PrefixWords, row: int) -> int:
     """Return an upper bound of the number of keys of a prefix."""
     return (prefixes.offsets[row + 1] - prefixes.offsets[row] + 1) * LONGEST + 56
 
 
 @compiled
-def _all_keys(prefixes: _PrefixArrays) -> KeyArray:
+def _all_keys(prefixes: PrefixWords, spelled: SpellingFeatures) -> KeyArray:
     """Return every key of every prefix, once per prefix."""
     total = 0
     for row in range(len(prefixes.last)):
@@ -514,7 +485,7 @@ def _all_keys(prefixes: _PrefixArrays) -> KeyArray:
     kept = 0
     for row in range(len(prefixes.last)):
         keys = np.empty(_room(prefixes, row), np.int64)
-        count = _add_keys_(prefixes, row, keys, 0)
+        count = _add_keys_(prefixes, spelled, row, keys, 0)
         sort_(keys, count)
         for i in range(count):
             if i == 0 or keys[i] != keys[i - 1]:
@@ -524,7 +495,7 @@ def _all_keys(prefixes: _PrefixArrays) -> KeyArray:
 
 
 @compiled
-def _shared_keys(rows: Any, least: int, prefixes: _PrefixArrays) -> tuple[Any, Any, Any, Any]:
+def _shared_keys(rows: Any, least: int, prefixes: PrefixWords, spelled: SpellingFeatures) -> tuple[Any, Any, Any, Any]:
     memories, triggers = rows.shape
     total, largest = 0, 0
     for m in range(memories):
@@ -543,7 +514,7 @@ def _shared_keys(rows: Any, least: int, prefixes: _PrefixArrays) -> tuple[Any, A
         for i in range(triggers):
             if rows[m, i] >= 0:
                 before = count
-                count = _add_keys_(prefixes, rows[m, i], keys, count)
+                count = _add_keys_(prefixes, spelled, rows[m, i], keys, count)
                 for place in range(before, count):
                     owners[place] = i
         sort_with_(keys, owners, count)
@@ -574,12 +545,12 @@ def shared_keys(
     rows: NDArray[np.int64], prefixes: PrefixWords, spelled: SpellingFeatures, least: int
 ) -> tuple[NDArray[np.int32], KeyArray, NDArray[np.uint64], NDArray[np.int64]]:
     """Find keys that at least `least` triggers share. Returns memory, key, bit mask of triggers and its size."""
-    memory, keys, sets, sizes = _shared_keys(rows, least, _PrefixArrays.of(prefixes, spelled))
+    memory, keys, sets, sizes = _shared_keys(rows, least, prefixes, spelled)
     return memory, keys, sets, sizes
 
 
 @compiled
-def _key_shares(rows: Any, keys: Any, offsets: Any, prefixes: _PrefixArrays) -> Any:
+def _key_shares(rows: Any, keys: Any, offsets: Any, prefixes: PrefixWords, spelled: SpellingFeatures) -> Any:
     shares = np.zeros(len(keys))
     for m in range(len(rows)):
         first, last = offsets[m], offsets[m + 1]
@@ -589,7 +560,7 @@ def _key_shares(rows: Any, keys: Any, offsets: Any, prefixes: _PrefixArrays) -> 
                 continue
             there += 1
             own = np.empty(_room(prefixes, row), np.int64)
-            count = _add_keys_(prefixes, row, own, 0)
+            count = _add_keys_(prefixes, spelled, row, own, 0)
             for k in range(first, last):
                 for i in range(count):
                     if own[i] == keys[k]:
@@ -609,8 +580,7 @@ def key_shares(
     spelled: SpellingFeatures,
 ) -> NDArray[np.float64]:
     """Return the share of each memory's prefixes (rows [memories, t], -1 for none) that have each of its keys."""
-    arrays = _PrefixArrays.of(prefixes, spelled)
-    found: NDArray[np.float64] = _key_shares(np.ascontiguousarray(rows), keys, offsets, arrays)
+    found: NDArray[np.float64] = _key_shares(np.ascontiguousarray(rows), keys, offsets, prefixes, spelled)
     return found
 
 
@@ -636,11 +606,11 @@ class Background:
 
     @classmethod
     def of(cls, prefixes: PrefixWords, spelled: SpellingFeatures) -> Background:
-        keys, counts = np.unique(_all_keys(_PrefixArrays.of(prefixes, spelled)), return_counts=True)
+        keys, counts = np.unique(_all_keys(prefixes, spelled), return_counts=True)
         kept = counts > 1  # a key that is not stored counts as occurring once
-        lengths = np.bincount(prefixes.lengths, minlength=WINDOW + 1) / max(len(prefixes), 1)
+        lengths = np.bincount(prefixes.lengths, minlength=WINDOW + 1) / max(prefixes.size, 1)
         hypotheses = np.bincount(families_of(keys[counts >= GROUNDED]), minlength=len(FAMILIES))
-        return cls(keys[kept], counts[kept], len(prefixes), lengths, tuple(hypotheses.tolist()))
+        return cls(keys[kept], counts[kept], prefixes.size, lengths, tuple(hypotheses.tolist()))
 
     def count(self, keys: KeyArray) -> NDArray[np.int64]:
         """Return the number of sampled prefixes with each feature, at least 1."""

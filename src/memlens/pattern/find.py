@@ -31,7 +31,8 @@ from memlens.pattern.features import FAMILIES, Feature, sentence_start
 from memlens.pattern.score import (
     RANDOM,
     Scores,
-    is_refuted,
+    is_topic_refuted,
+    is_wording_refuted,
     nearness,
     same_last_tokens,
     topic_scores,
@@ -40,14 +41,13 @@ from memlens.pattern.score import (
 )
 from memlens.pattern.shallow import Candidate, Ending, ShallowChoice, Texts, add_waiting, choose, find_significant
 from memlens.pattern.topics import LastTokens, SemanticTopic, VectorWords, WordVectors, find_topics, word_vectors
-from memlens.pattern.words import ENOUGH, GROUNDED, HELD, TriggerRows, read_trigger_rows
+from memlens.pattern.words import GROUNDED, HELD, TriggerRows, read_trigger_rows
 from memlens.progress import Progress, no_progress
 from memlens.settings import PatternSettings
 from memlens.stats import binomial_tail, q_values, upper_share
 
 PROMOTED = 3  # top tokens of a value in a memory's name
 _GENERAL, _SAME_SENSE = 0.7, 0.5  # share of triggers; share of the smaller of two sets of prefixes
-_HELD_SURE = 0.05
 _LOOKED_AT = 10  # top tokens of a value that are compared with typical next tokens
 
 
@@ -141,13 +141,13 @@ def find_patterns(
         named = [
             _shallow_pattern(candidate, texts, triggers.rows[m], ends[m], scores)
             for candidate, scores in scored
-            if not _is_refuted(candidate, texts, held[m], scores)
+            if not is_wording_refuted(candidate, texts, held[m], scores)
         ]
         named += [_semantic_pattern(topic, texts, vectors, scores) for topic, scores in topics.get(m, ())]
         patterns.append(in_senses(named, filled[m]))
     notes: dict[str, Any] = {
         "families": {**dict(zip(FAMILIES, significant.hypotheses, strict=True)), "topics": len(triggers.rows)},
-        "background": len(texts.sample),
+        "background": texts.sample.size,
         "highest_p": dict(zip(FAMILIES, significant.cutoffs, strict=True)),
         "word_vectors": len(vectors.vectors),
         "swapped": _by_layer(swapped, triggers.layer),
@@ -172,14 +172,14 @@ def _score_topics(
 ) -> dict[int, list[tuple[SemanticTopic, Scores]]]:
     """Return the topics that held-out triggers do not refute, with their scores, by memory."""
     sample = VectorWords.of(texts.sample, vectors)
-    some = np.random.default_rng([seed, 12]).integers(0, len(texts.sample), RANDOM)
+    some = np.random.default_rng([seed, 12]).integers(0, texts.sample.size, RANDOM)
     random = whole_vectors(sample, vectors, some)
     found: dict[int, list[tuple[SemanticTopic, Scores]]] = {}
     for m, of_memory in topics.items():
         for topic in of_memory:
             near = nearness(random, topic.direction)
             scores = topic_scores(own, vectors, topic.direction, triggers.held[m], same[m], near)
-            if not is_refuted(scores, triggers.held[m], same[m]):
+            if not is_topic_refuted(scores, triggers.held[m], same[m]):
                 found.setdefault(m, []).append((topic, scores))
     return found
 
@@ -240,18 +240,6 @@ def _example_words(feature: Feature, texts: Texts, row: int, ends: Ending) -> li
         prefixes.words, texts.spelled.marks, int(prefixes.offsets[row]), int(prefixes.offsets[row + 1])
     )
     return [int(prefixes.words[start])]
-
-
-def _is_refuted(candidate: Candidate, texts: Texts, held: int, scores: Scores) -> bool:
-    """Return True if held-out triggers have a broad feature no more often than random prefixes (binomial test at 5%).
-
-    Literal wordings are not tested: the corpus may hold no further triggers of a rare wording.
-    """
-    if not candidate.feature.is_broad or scores[0] is None or held < ENOUGH:
-        return False
-    random = candidate.count / max(texts.background.prefixes, 1)
-    met = round((2 * scores[0] - 1 + random) * held)
-    return bool(binomial_tail(met, held, candidate.share) > _HELD_SURE)
 
 
 def _semantic_pattern(topic: SemanticTopic, texts: Texts, vectors: WordVectors, scores: Scores) -> Pattern:

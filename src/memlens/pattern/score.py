@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlens.pattern.features import key_shares
-from memlens.pattern.shallow import Texts
+from memlens.pattern.shallow import Candidate, Texts
 from memlens.pattern.topics import LastTokens, VectorWords, WordVectors, effective_size, prefix_vectors, swap_prefixes
 from memlens.pattern.words import ENOUGH
-from memlens.stats import ONE_SIDED, roc_area
+from memlens.stats import ONE_SIDED, binomial_tail, roc_area
 
+_LEVEL = 0.05
 TIMES = 4  # matched prefixes per held-out trigger
 RANDOM = 1000  # random prefixes to compare topics with
 Scores = tuple[float | None, float | None]  # against random prefixes, against prefixes with the same last tokens
@@ -57,7 +58,19 @@ def topic_scores(
     return roc_area(mine, random), roc_area(mine, others)
 
 
-def is_refuted(scores: Scores, held: NDArray[np.int64], same: NDArray[np.int64]) -> bool:
+def is_wording_refuted(candidate: Candidate, texts: Texts, held: int, scores: Scores) -> bool:
+    """Return True if held-out triggers have a broad feature no more often than random prefixes (binomial test at 5%).
+
+    Literal wordings are not tested: the corpus may hold no further triggers of a rare wording.
+    """
+    if not candidate.feature.is_broad or scores[0] is None or held < ENOUGH:
+        return False
+    random = candidate.count / max(texts.background.prefixes, 1)
+    matches = round((2 * scores[0] - 1 + random) * held)
+    return bool(binomial_tail(matches, held, candidate.share) > _LEVEL)
+
+
+def is_topic_refuted(scores: Scores, held: NDArray[np.int64], same: NDArray[np.int64]) -> bool:
     """Return True if held-out triggers are no closer to a topic than prefixes with the same last tokens.
 
     This is a one-sided rank-sum test at 5% with the normal approximation. Fewer than ENOUGH triggers refute nothing. A
@@ -77,7 +90,7 @@ def same_last_tokens(held: NDArray[np.int64], tokens: LastTokens, seed: int) -> 
 
 def whole_vectors(prefixes: VectorWords, vectors: WordVectors, rows: NDArray[np.int64]) -> NDArray[np.float32]:
     """Return unit vectors of prefixes including their last words; 0 for a prefix without a vector."""
-    return prefix_vectors(prefixes, vectors, rows, np.zeros(len(rows), np.bool_))[0]
+    return prefix_vectors(prefixes, vectors, rows, drop_last=False)[0]
 
 
 def nearness(unit: NDArray[np.float32], direction: NDArray[Any]) -> NDArray[Any]:

@@ -33,8 +33,8 @@ from memlens.pattern.features import (
     Background,
     Feature,
     SpellingFeatures,
-    TokenFeatures,
     families_of,
+    number_features,
     read_key,
     shared_keys,
 )
@@ -103,6 +103,7 @@ class Texts:
     matched: MatchedPlaces
     sample: PrefixWords
     spelled: SpellingFeatures
+    feature_names: list[str]  # number 1 is the first
     background: Background
 
     @classmethod
@@ -112,8 +113,9 @@ class Texts:
         matched = draw_matched(index, _multiplicity(triggers.rows, own.tokens, index), settings.seed)
         own = own.join(read_prefix_words(index, matched.sentences, matched.positions, words))
         sample = read_prefix_words(index, *sample_prefixes(index, settings.background, settings.seed), words)
-        spelled = SpellingFeatures.of(words, np.concatenate([own.last, sample.last]), read_tokens(index))
-        return cls(words, own, matched, sample, spelled, Background.of(sample, spelled))
+        last = np.concatenate([own.last, sample.last])
+        spelled, names = number_features(words, last, index.vocabulary, _token_classes(index))
+        return cls(words, own, matched, sample, spelled, names, Background.of(sample, spelled))
 
     def content_words(self) -> set[int]:
         """Return the words that are not among the most frequent ones of the corpus."""
@@ -124,14 +126,14 @@ class Texts:
         return letters - function
 
 
-def read_tokens(index: Index) -> TokenFeatures:
-    """Return the texts of all tokens, and their classes if `memlens values` computed them."""
+def _token_classes(index: Index) -> NDArray[np.int32]:
+    """Return the classes of all tokens, -1 for none. [grains, vocabulary], or no grains without `memlens values`."""
     if not index.has("tokens"):
-        return TokenFeatures(index.vocabulary, np.zeros((0, len(index.vocabulary)), np.int32))
+        return np.zeros((0, len(index.vocabulary)), np.int32)
     there = set(index.schema_names("tokens"))
     table = index.table("tokens", [name for name in _GRAINS if name in there])
     classes = [pc.fill_null(column, -1).to_numpy() for column in table.columns]
-    return TokenFeatures(index.vocabulary, np.array(classes, np.int32)[:, : len(index.vocabulary)])
+    return np.array(classes, np.int32)[:, : len(index.vocabulary)]
 
 
 def _multiplicity(rows: NDArray[np.int64], tokens: NDArray[np.int32], index: Index) -> NDArray[np.int64]:
@@ -161,7 +163,7 @@ class SignificantFeatures:
         counts = texts.background.count(self.keys)
         columns = (self.sets, self.shares, counts, self.q, self.keys)
         rows = zip(*(column.tolist() for column in columns), strict=True)
-        flat = [Candidate(read_key(row[-1], texts.spelled.names), *row) for row in rows]
+        flat = [Candidate(read_key(row[-1], texts.feature_names), *row) for row in rows]
         edges = np.searchsorted(self.memory, np.arange(memories + 1)).tolist()
         for first, last in pairwise(edges):
             yield flat[first:last]

@@ -12,8 +12,13 @@ imports no compiled code; find.py does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,9 +80,10 @@ class PatternTables:
     notes: dict[str, Any]
 
     def write(self, index: Index) -> None:
-        schemas = {name: NAMES_SCHEMA if name == "names" else PATTERNS_SCHEMA for name in self.tables}
-        written = {name: (schemas[name], groups) for name, groups in self.tables.items()}
-        index.write(written, lambda: {"patterns": self.notes})
+        tables = {
+            name: (NAMES_SCHEMA if name == "names" else PATTERNS_SCHEMA, groups) for name, groups in self.tables.items()
+        }
+        index.write(tables, lambda: {"patterns": self.notes})
 
 
 def compute_patterns(
@@ -85,6 +91,47 @@ def compute_patterns(
 ) -> None:
     """Find patterns and write the tables. `options` are the fields of PatternSettings (top=25, rate=0.01, ...)."""
     make_patterns(index, settings or PatternSettings(**options), progress).write(index)
+
+
+@contextmanager
+def find_patterns_beside(
+    folder: Path, settings: PatternSettings
+) -> Iterator[Callable[[Progress], tuple[PatternTables, float]]]:
+    """Find the patterns of an index in a worker process, which ends with this context.
+
+    Finding patterns needs no model and keeps one core busy, so experiments that do not need patterns can run at the
+    same time. Yields a function that waits for the tables and returns them with the seconds that they took. The worker
+    only reads the index.
+    """
+    from memlens.pool import POLL_SECONDS, PickledSource, ProcessPool
+
+    is_over = threading.Event()
+
+    def check_stop() -> None:
+        if is_over.is_set():
+            raise CancelledError
+
+    def search() -> tuple[PatternTables, float]:
+        (result,) = ProcessPool(PickledSource(settings), 1, check_stop=check_stop).map(_time_patterns, [folder])
+        return result
+
+    with ThreadPoolExecutor(1) as thread:
+        future = thread.submit(search)
+
+        def wait_for_tables(progress: Progress) -> tuple[PatternTables, float]:
+            while not wait([future], POLL_SECONDS).done:
+                progress("shallow", 0, None)
+            return future.result()
+
+        try:
+            yield wait_for_tables
+        finally:
+            is_over.set()
+
+
+def _time_patterns(settings: PatternSettings, folder: Path) -> tuple[PatternTables, float]:
+    began = time.monotonic()
+    return make_patterns(Index(folder), settings), time.monotonic() - began
 
 
 def make_patterns(index: Index, settings: PatternSettings, progress: Progress = no_progress) -> PatternTables:
@@ -136,7 +183,7 @@ def patterns_are_made(index: Index, settings: PatternSettings) -> bool:
     return index.is_whole("patterns") and index.is_whole("names")
 
 
-def say_chance(noted: PatternsNote) -> list[str]:
+def describe_chance(noted: PatternsNote) -> list[str]:
     """Return sentences about the number of patterns expected by chance."""
     tested = ", ".join(f"{name} ({count:,} hypotheses)" for name, count in noted.families.items())
     said = [f"At most {noted.rate:.2g} of each kind are expected by chance" + (f": {tested}." if tested else ".")]
@@ -147,7 +194,7 @@ def say_chance(noted: PatternsNote) -> list[str]:
     return said
 
 
-def say_ends(noted: PatternsNote) -> list[str]:
+def describe_ends(noted: PatternsNote) -> list[str]:
     """Return a sentence about patterns at the negative end of gated memories, if the index has them."""
     ends = noted.content.get("ends")
     if not ends:

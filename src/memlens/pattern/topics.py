@@ -286,18 +286,25 @@ def prefix_vectors(
     prefixes: VectorWords,
     vectors: WordVectors,
     rows: NDArray[np.int64],
-    drop_last: NDArray[np.bool_],
+    drop_last: NDArray[np.bool_] | bool,
     excluded: NDArray[np.int32] | None = None,
     words: NDArray[np.int32] | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return unit vectors [rows, dimensions] of prefixes (-1 for none) and numbers of words [rows]; 0 without a vector.
+    """Return unit vectors [rows, dimensions] of prefixes and the number of words in each vector, 0 without a vector.
 
-    `words` [rows, WINDOW] receives the rows of the words.
+    Args:
+        prefixes: The words of all prefixes.
+        vectors: The word vectors.
+        rows: The prefixes; -1 for none.
+        drop_last: Whether the last word is left out, for all rows or for each.
+        excluded: Words to leave out, as rows of `vectors`.
+        words: Receives the words of each vector. [rows, WINDOW]
     """
     unit = np.empty((len(rows), vectors.vectors.shape[1]), np.float32)
-    used = np.empty((1, WINDOW), np.int32) if words is None else words
-    own = np.empty(0, np.int32) if excluded is None else excluded
-    counts: NDArray[np.int64] = _prefix_vectors_(prefixes, rows, drop_last, own, vectors, unit, used)
+    without_last = np.full(len(rows), drop_last)
+    excluded = np.empty(0, np.int32) if excluded is None else excluded
+    words = np.empty((1, WINDOW), np.int32) if words is None else words
+    counts: NDArray[np.int64] = _prefix_vectors_(prefixes, rows, without_last, excluded, vectors, unit, words)
     return unit, counts
 
 
@@ -323,6 +330,10 @@ class ExcludedWords(NamedTuple):
     offsets: NDArray[np.int64]  # [memories + 1]
     last: NDArray[np.uint64]  # [memories]: bit mask of prefixes whose last word is excluded
 
+    def of(self, memory: int) -> NDArray[np.int32]:
+        """Return the excluded words of one memory."""
+        return self.words[self.offsets[memory] : self.offsets[memory + 1]]
+
 
 class LastTokens(NamedTuple):
     """Last tokens and documents of prefixes, and the samples for each token.
@@ -341,20 +352,13 @@ class LastTokens(NamedTuple):
 
     @classmethod
     def of(cls, prefixes: PrefixWords, words: VectorWords, places: MatchedPlaces, vectors: WordVectors) -> LastTokens:
-        first = len(prefixes) - len(places.sentences)
-        unit = _unit_vectors(words, first, len(places.sentences), vectors)
-        where = (places.slots, places.offsets + first, places.middles + first)
-        found = cls(prefixes.tokens, prefixes.documents, *where, first, unit, np.ones(len(SIZES)))
-        products, squares = _amounts(words, found, vectors)
-        nearest = np.where(
-            squares > 1, products / np.maximum(squares, 1), 1.0
-        )  # least squares fit to the second sample
-        return found._replace(amounts=nearest)
-
-
-def _unit_vectors(words: VectorWords, first: int, count: int, vectors: WordVectors) -> Any:
-    unit, _ = prefix_vectors(words, vectors, np.arange(first, first + count), np.ones(count, np.bool_))
-    return unit
+        first = prefixes.size - len(places.sentences)
+        unit, _ = prefix_vectors(words, vectors, np.arange(first, prefixes.size), drop_last=True)
+        samples = (places.slots, places.offsets + first, places.middles + first)
+        tokens = cls(prefixes.tokens, prefixes.documents, *samples, first, unit, np.ones(len(SIZES)))
+        products, squares = _amounts(words, tokens, vectors)
+        # least squares fit to the second sample
+        return tokens._replace(amounts=np.where(squares > 1, products / np.maximum(squares, 1), 1.0))
 
 
 @compiled
@@ -380,6 +384,7 @@ def _swap(rows: Any, tokens: LastTokens, starts: Any) -> Any:
 
 
 def swap_prefixes(rows: NDArray[np.int64], tokens: LastTokens, random: np.random.Generator) -> NDArray[np.int64]:
+    """Swap every prefix for a random one of another document with the same last token; -1 if there is none."""
     found: NDArray[np.int64] = _swap(np.ascontiguousarray(rows), tokens, random.random(rows.shape))
     return found
 
@@ -458,9 +463,9 @@ def _amounts(words: VectorWords, tokens: LastTokens, vectors: WordVectors) -> tu
 def _pair_sums(
     sets: Any, owners: Any, words: VectorWords, tokens: LastTokens, excluded: ExcludedWords, vectors: WordVectors
 ) -> tuple[Any, Any, Any]:
-    """Return S of each set of prefixes (-1.
+    """Return S, the factor of its deviation, and the number of prefixes by size class, for each set of prefixes.
 
-    None), the factor of its deviation, and its numbers of prefixes by size class.
+    `sets` [sets, t] are rows of prefixes, -1 for none. `owners` [sets] are the memories whose words are excluded.
     """
     memories, triggers = sets.shape
     sums, wider, classes = np.zeros(memories), np.ones(memories), np.zeros((memories, len(SIZES)))
@@ -574,28 +579,24 @@ class Coherence:
         if len(memory) < 2:
             return found
         drawn = random.integers(0, len(memory), (_PAIRS, 2))
-        pairs = found.swap(rows[memory[drawn], rank[drawn]], random)
+        pairs = swap_prefixes(rows[memory[drawn], rank[drawn]], tokens, random)
         found.means[:], found.variances[:] = found._pair_moments(pairs, memory[drawn[:, 0]])
         packed = np.take_along_axis(rows, np.argsort(rows < 0, 1, kind="stable"), 1)  # move missing triggers to the end
         filled = (rows >= 0).sum(1)
         for size in sorted({size for size in _SIZES if size < rows.shape[1]} | {rows.shape[1]}):
             enough = np.flatnonzero(filled >= min(size, filled.max()))
             owners = random.choice(enough, NULL_SETS if size >= rows.shape[1] else FEWER_SETS)
-            z, _ = found.z_scores(found.swap(packed[owners, :size], random), owners)
+            z, _ = found.z_scores(swap_prefixes(packed[owners, :size], tokens, random), owners)
             z.sort()
             bar = z[int(_TAIL * len(z))]
             found.null[size] = (z, float((z[z > bar] - bar).mean()) if (z > bar).any() else 1.0)
         return found
 
-    def swap(self, rows: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.int64]:
-        """Swap every prefix for one of another document with the same last token."""
-        return swap_prefixes(rows, self.tokens, random)
-
     def z_scores(
         self, sets: NDArray[np.int64], owners: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return z and the number of prefixes with a vector of each set [sets, t]."""
-        sums, wider, classes = self._sums(sets, owners)
+        sums, wider, classes = _pair_sums(sets, owners, self.words, self.tokens, self.excluded, self.vectors)
         pairs = classes[:, :, None] * classes[:, None, :]
         pairs -= classes[:, :, None] * np.eye(len(SIZES))
         pairs /= 2  # each pair occurs twice
@@ -603,15 +604,11 @@ class Coherence:
         variance = (pairs * self.variances).sum((1, 2)) + 1e-12
         return (sums - expected) / (np.sqrt(variance) * wider), classes.sum(1).astype(np.int64)
 
-    def _sums(self, sets: NDArray[np.int64], owners: NDArray[np.int64]) -> tuple[Any, Any, Any]:
-        found: tuple[Any, Any, Any] = _pair_sums(sets, owners, self.words, self.tokens, self.excluded, self.vectors)
-        return found
-
     def _pair_moments(
         self, pairs: NDArray[np.int64], owners: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return mean and variance of a pair's product by the size classes of its two prefixes."""
-        sums, _, classes = self._sums(pairs, owners)
+        sums, _, classes = _pair_sums(pairs, owners, self.words, self.tokens, self.excluded, self.vectors)
         both = classes.sum(1) == 2
         sums, classes = sums[both], classes[both]
         low = classes.argmax(1)
@@ -680,7 +677,7 @@ class Pool:
         for number in range(len(SIZES)):
             own = np.flatnonzero((classes == number) & (sizes > 0))
             chosen = random.choice(own, min(POOL, len(own)), replace=False) if len(own) else own
-            unit, counts, _ = _set_vectors(background, vectors, chosen, np.zeros(0, np.int32), 0)
+            unit, counts = prefix_vectors(background, vectors, chosen, drop_last=False)
             found.append(unit[counts > 0])
         return cls(found)
 
@@ -698,16 +695,6 @@ class Pool:
         return bars, (over + 1) / (total + 1)
 
 
-def _set_vectors(
-    prefixes: VectorWords, vectors: WordVectors, rows: NDArray[np.int64], excluded: NDArray[np.int32], last: int
-) -> tuple[NDArray[np.float32], NDArray[np.int64], list[NDArray[np.int32]]]:
-    """Return unit vectors [rows, dimensions], numbers of words (0: no vector) and the words themselves."""
-    used = np.empty((len(rows), WINDOW), np.int32)
-    drop_last = np.array([bool(last >> i & 1) for i in range(len(rows))], np.bool_)
-    unit, counts = prefix_vectors(prefixes, vectors, np.ascontiguousarray(rows), drop_last, excluded, used)
-    return unit, counts, [own[:count] for own, count in zip(used, counts.tolist(), strict=True)]
-
-
 def _find_topic(
     prefixes: VectorWords,
     vectors: WordVectors,
@@ -717,8 +704,9 @@ def _find_topic(
     pool: Pool,
 ) -> SemanticTopic | None:
     """Return the topic of a memory with coherent prefixes [triggers], or None if fewer than three words name it."""
-    own = excluded.words[excluded.offsets[memory] : excluded.offsets[memory + 1]]
-    unit, counts, words = _set_vectors(prefixes, vectors, rows, own, int(excluded.last[memory]))
+    words = np.empty((len(rows), WINDOW), np.int32)
+    drop_last = np.array([bool(int(excluded.last[memory]) >> rank & 1) for rank in range(len(rows))])
+    unit, counts = prefix_vectors(prefixes, vectors, np.ascontiguousarray(rows), drop_last, excluded.of(memory), words)
     classes = np.array([size_class(count) for count in counts.tolist()])
     members = counts > 0
     share = 1.0
@@ -731,22 +719,24 @@ def _find_topic(
         if members.sum() < GROUNDED:
             return None
     direction = unit[members].sum(0)
-    telling = _telling_words([words[i] for i in np.flatnonzero(members)], vectors, direction)
-    if len(telling) < GROUNDED:
+    direction = direction / max(float(np.linalg.norm(direction)), 1e-9)
+    ranks = np.flatnonzero(members).tolist()
+    typical = _typical_words(np.concatenate([words[rank, : counts[rank]] for rank in ranks]), vectors, direction)
+    if len(typical) < GROUNDED:
         return None
-    unit_direction = direction / max(float(np.linalg.norm(direction)), 1e-9)
-    ranks = sum(1 << int(i) for i in np.flatnonzero(members))
-    return SemanticTopic(ranks, tuple(telling[:SHOWN]), share, unit_direction.astype(np.float32))
+    mask = sum(1 << rank for rank in ranks)
+    return SemanticTopic(mask, tuple(typical[:SHOWN]), share, direction.astype(np.float32))
 
 
-def _telling_words(words: list[NDArray[np.int32]], vectors: WordVectors, direction: NDArray[Any]) -> list[int]:
-    rows, times = np.unique(np.concatenate(words), return_counts=True)
+def _typical_words(words: NDArray[np.int32], vectors: WordVectors, direction: NDArray[Any]) -> list[int]:
+    """Return the words that are over-represented and lie in the topic's direction, most typical first."""
+    rows, times = np.unique(words, return_counts=True)
     prior = _PRIOR * vectors.shares[rows]
     total = times.sum() + _PRIOR
     here = np.log((times + prior) / (total - times - prior))
     everywhere = np.log(vectors.shares[rows] / (1 - vectors.shares[rows]))
     z = (here - everywhere) / np.sqrt(1 / (times + prior))
-    near = vectors.vectors[rows] @ (direction / max(float(np.linalg.norm(direction)), 1e-9))
+    near = vectors.vectors[rows] @ direction
     kept = (z > _SURE) & (near > _NEAR)
     order = np.lexsort((rows, -z * near))
     return [int(rows[i]) for i in order if kept[i]]
@@ -795,8 +785,7 @@ class _TopicTest:
     def _nearness(self, topic: SemanticTopic, m: int, rows: Any) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return cosines with the topic, and rows, of prefixes that have a vector without the excluded words."""
         there = np.ascontiguousarray(rows[rows >= 0])
-        words = self.excluded.words[self.excluded.offsets[m] : self.excluded.offsets[m + 1]]
-        unit, counts = prefix_vectors(self.own, self.vectors, there, np.ones(len(there), np.bool_), words)
+        unit, counts = prefix_vectors(self.own, self.vectors, there, True, self.excluded.of(m))
         return (unit[counts > 0] @ topic.direction).astype(np.float64), there[counts > 0]
 
 
@@ -856,7 +845,7 @@ def find_topics(
     random = np.random.default_rng([settings.seed, 10])
     some = np.arange(0, len(rows), max(len(rows) // _SWAPPED, 1))
     sets = np.full(rows.shape, -1)
-    sets[some] = coherence.swap(rows[some], random)
+    sets[some] = swap_prefixes(rows[some], tokens, random)
     p = coherence.p_values(*coherence.z_scores(sets[some], some))
     swapped = np.full(len(rows), np.nan)
     swapped[some] = test.run(p, some, sets, same[:, :HELD], same[:, HELD:])[1] <= cut

@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -186,9 +186,8 @@ class Words:
         return self._numbers.get(text, UNKNOWN)
 
 
-@dataclass(frozen=True, eq=False)
-class PrefixWords:
-    """The words of many prefixes, concatenated."""
+class PrefixWords(NamedTuple):
+    """The words of many prefixes, concatenated. A tuple, because compiled code reads it."""
 
     words: NDArray[np.int32]  # [all words]
     offsets: NDArray[np.int64]  # [prefixes + 1]
@@ -202,7 +201,8 @@ class PrefixWords:
     def lengths(self) -> NDArray[np.int64]:
         return np.diff(self.offsets)
 
-    def __len__(self) -> int:
+    @property
+    def size(self) -> int:
         return len(self.last)
 
     def join(self, other: PrefixWords) -> PrefixWords:
