@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -167,6 +168,28 @@ def test_a_hub_that_falls_silent_anywhere_is_not_waited_for(
         assert "cannot be reached" in refused("push", tiny_gpt2_index.folder, REPO), number
     hub.silent_at = 0
     assert "cannot be reached" in refused("pull", REPO, "-o", tmp_path / "copy")
+
+
+def test_an_interrupted_push_prints_no_progress_bar(
+    hub: Hub, tiny_gpt2_index: Index, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An interruption while the client starts an upload thread leaves a thread that nothing waits for."""
+    uploads: list[Thread] = []
+    start = Thread.start
+
+    def interrupt_upload(thread: Thread) -> None:
+        if not (thread.name.startswith("ThreadPoolExecutor") and hub.requests[-1].endswith("/objects/batch")):
+            return start(thread)
+        uploads.append(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Thread, "start", interrupt_upload)
+    with pytest.raises(KeyboardInterrupt):
+        memlens.push(tiny_gpt2_index, REPO)
+    for thread in uploads:
+        start(thread)
+        thread.join()
+    assert hub.requests[-1].startswith("PUT") and capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("name", ["triggers.parquet", "manifest.json"])

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from memlens import __version__
@@ -64,7 +63,6 @@ if TYPE_CHECKING:
 CARD = "README.md"
 _KIND = "dataset"
 _DOWNLOAD = "hub"  # in partial/: the downloaded files
-_REPLACED = ["*.parquet", REPORT]  # files of an earlier push that a push removes
 # The Hub's rule: at most 96 characters per part, no - or . at either end, no -- or .., no .git at the end
 _PART = r"\w(?:[\w.-]{0,94}\w)?"
 _REPOSITORY = re.compile(rf"(?!.*(?:--|\.\.|\.git$)){_PART}/{_PART}", re.ASCII)
@@ -102,31 +100,35 @@ class PushResult:
 
 def push(index: Index, repo: str, *, private: bool = False, progress: Progress = no_progress) -> PushResult:
     """Upload an index with a card to a dataset repository, which is created if it does not exist."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
     where = Repository.parse(repo)
     index.reload()
     files, content = index.manifest.files, (index.folder / MANIFEST).read_bytes()
     for name in files:
         index.path(name.removesuffix(".parquet"))  # raises if it is damaged
+    sources: dict[str, Path | bytes] = {name: index.folder / name for name in files}
+    if (index.folder / REPORT).is_file():
+        sources[REPORT] = index.folder / REPORT
+    sources |= {MANIFEST: content, CARD: write_card(index, where.name).encode()}
     progress("push", 0, None)
-    with TemporaryDirectory() as temporary, _hub(where) as api:
-        folder = Path(temporary)
-        for name in [*files, *([REPORT] if (index.folder / REPORT).is_file() else [])]:
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).symlink_to((index.folder / name).absolute())
-        (folder / MANIFEST).write_bytes(content)
-        (folder / CARD).write_text(write_card(index, where.name), encoding="utf-8")
+    with _hub(where) as api:
         api.create_repo(where.name, repo_type=_KIND, private=private, exist_ok=True)
         before = api.dataset_info(where.name, revision=where.revision, timeout=_SILENCE)
         present = {file.rfilename for file in before.siblings or []}
         if MANIFEST not in present and present - _OWN:
             raise HubError(f"{where.name} holds '{min(present - _OWN)}', which is no index; name another repository")
-        commit = api.upload_folder(
-            repo_id=where.name,
-            folder_path=folder,
+        outdated = {name for name in present - sources.keys() if name.endswith(".parquet") or name == REPORT}
+        # upload_folder() may split an upload into several commits, and lists the repository without a timeout
+        commit = api.create_commit(
+            where.name,
+            [
+                *(CommitOperationDelete(name) for name in sorted(outdated)),
+                *(CommitOperationAdd(name, source) for name, source in sources.items()),
+            ],
             repo_type=_KIND,
             revision=where.revision,
             commit_message=f"Index of {index.manifest.model.name}, by memlens {__version__}",
-            delete_patterns=_REPLACED,
             parent_commit=before.sha,  # fails if another push came first
         )
     if (index.folder / MANIFEST).read_bytes() != content:
@@ -338,18 +340,25 @@ def _limit_waiting() -> Iterator[None]:
 
 @contextmanager
 def _silence_client() -> Iterator[None]:
-    """Turn off the client's progress bars and warnings, such as those about retries."""
+    """Turn off the client's progress bars and warnings, such as those about retries.
+
+    They stay off after an interruption, because an upload thread of the client may outlive it.
+    """
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
 
-    level, were_disabled = logging.get_verbosity(), are_progress_bars_disabled()
+    level, were_disabled, is_interrupted = logging.get_verbosity(), are_progress_bars_disabled(), False
     logging.set_verbosity_error()
     disable_progress_bars()
     try:
         yield
+    except KeyboardInterrupt:
+        is_interrupted = True
+        raise
     finally:
-        logging.set_verbosity(level)
-        if not were_disabled:
-            enable_progress_bars()
+        if not is_interrupted:
+            logging.set_verbosity(level)
+            if not were_disabled:
+                enable_progress_bars()
 
 
 _ABOUT = {
