@@ -1,4 +1,4 @@
-"""The documentation as a site: `make docs` builds these pages with Sphinx and MyST, every warning an error."""
+"""Sphinx configuration of the documentation. `make docs` builds it and treats warnings as errors."""
 
 import os
 import re
@@ -9,14 +9,14 @@ myst_heading_anchors = 4
 html_theme = "furo"
 html_title = "memlens"
 exclude_patterns: list[str] = []
-suppress_warnings = ["misc.highlighting_failure"]  # a code block may show what a program prints
+suppress_warnings = ["misc.highlighting_failure"]  # code blocks may contain program output
 
 COLAB = "https://colab.research.google.com"
-REPOSITORY = os.environ.get("GITHUB_REPOSITORY")  # OWNER/NAME where GitHub builds the site; nobody else knows it
+REPOSITORY = os.environ.get("GITHUB_REPOSITORY")  # OWNER/NAME; set only if GitHub builds the site
 
 
 def name_files_outside(_app: object, _page: str, source: list[str]) -> None:
-    """A link to a file that is no page of the site becomes its name; a notebook also gets a badge that opens it."""
+    """Replace links to files outside the site by their names, and add a Colab badge to notebooks."""
     if REPOSITORY:
         badge = rf"[![Open in Colab]({COLAB}/assets/colab-badge.svg)]({COLAB}/github/{REPOSITORY}/blob/main/\1)"
         source[0] = re.sub(r"\[[^\]]*\]\((?:\.\./)+([^)#]*\.ipynb)\)", rf"\g<0> {badge}", source[0])

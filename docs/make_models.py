@@ -1,6 +1,6 @@
-"""Write the table of docs/your-model.md: every language model type of transformers, proven or rejected.
+"""Write the list of model types in docs/your-model.md: every type of transformers, proven or rejected.
 
-python docs/make_models.py         # a minute or two; run it when transformers changes
+Run `python docs/make_models.py` when transformers changes. It takes one or two minutes.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def outcomes(types: Sequence[str]) -> list[str]:
-    """Return the lines of the page for these types."""
+    """Return the lines of the page about these types."""
     dense, mixtures, rejected, unbuilt = [], [], [], []
     for model_type in types:
         name, kinds = f"`{model_type}`", kinds_of_memories(model_type)

@@ -1,8 +1,8 @@
-"""Runs the notebook from top to bottom and keeps what it shows, so that it can be read without running it.
+"""Run the notebook from top to bottom and store its output, so that it can be read without running it.
 
     python docs/make_notebook.py
 
-It needs what the tests need (`pip install -e '.[dev]'`). Warnings are left out: they are of the machine it ran on.
+Needs the test dependencies (`pip install -e '.[dev]'`). Warnings are left out because they depend on the machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         NotebookClient(notebook, timeout=600, resources={"metadata": {"path": folder}}).execute()
     for cell in notebook.cells:
-        cell.metadata.pop("execution", None)  # times of day
+        cell.metadata.pop("execution", None)  # contains times
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     nbformat.write(notebook, NOTEBOOK)

@@ -1,10 +1,9 @@
-"""Take the pictures of README and gallery from an index: parts of its report, and pages of the workbench.
+"""Take screenshots of an index for the README and the gallery: charts of its report and pages of the workbench.
 
     python docs/make_pictures.py INDEX NAME [--memory L5N12] [--parts claims refinement ...] [--pages memory trace ...]
         [--prompt TEXT --set L5N12=x4]
 
-writes docs/pictures/NAME-PART.png. It needs what the browser tests need (`pip install -e '.[dev]'`, chromium). What the
-pictures show is the index's matter; nothing is drawn or changed here.
+Writes docs/pictures/NAME-PART.png. Needs the dependencies of the browser tests (`pip install -e '.[dev]'`, chromium).
 """
 
 from __future__ import annotations
@@ -24,44 +23,44 @@ from urllib.parse import urlencode
 PICTURES = Path(__file__).with_name("pictures")
 PARTS = ("claims", "patterns", "local-edits", "agreement", "refinement", "composition", "cases")
 PAGES = ("overview", "memory", "trace", "steer")
-WIDTH, HEIGHT, ROOM = 1180, 800, 10
+WIDTH, HEIGHT, MARGIN = 1180, 800, 10
 
 
 @contextmanager
-def workbench(index: Path) -> Iterator[str]:
-    """The address of the index's workbench while it is served."""
+def serve_workbench(index: Path) -> Iterator[str]:
+    """Serve the workbench inside the block. Yields its address."""
     command = [sys.executable, "-m", "memlens", "serve", str(index), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         try:
             assert server.stdout is not None
-            yield next(found[0] for line in server.stdout if (found := re.search(r"http://[\d.:]+", line)))
+            yield next(match[0] for line in server.stdout if (match := re.search(r"http://[\d.:]+", line)))
         finally:
             server.terminate()
 
 
-def take(page: Any, name: str, selector: str | None = None) -> None:
-    """One element with some room around it, or what the window shows, as a picture."""
+def take_screenshot(page: Any, name: str, selector: str | None = None) -> None:
+    """Save one element with a margin, or the visible page, as a picture."""
     path = PICTURES / f"{name}.png"
-    page.wait_for_timeout(500)  # charts are drawn after the page is there
+    page.wait_for_timeout(500)  # charts are drawn after the page has loaded
     clip = None
     if selector is not None:
         box = page.locator(selector).first.bounding_box()
-        clip = {side: box[side] - ROOM for side in ("x", "y")}
-        clip |= {side: box[side] + 2 * ROOM for side in ("width", "height")}
+        clip = {side: box[side] - MARGIN for side in ("x", "y")}
+        clip |= {side: box[side] + 2 * MARGIN for side in ("width", "height")}
     page.screenshot(path=path, animations="disabled", full_page=clip is not None, clip=clip)
     print(f"{path}: {path.stat().st_size:,} bytes")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("index", type=Path)
-    parser.add_argument("name")
-    parser.add_argument("--memory", default="L0N0")
-    parser.add_argument("--prompt", default="The capital of France is", help="of the pages trace and steer")
-    parser.add_argument("--set", dest="edit", default="L0N0=0", help="the edit of the page steer")
-    parser.add_argument("--parts", nargs="*", default=PARTS)
-    parser.add_argument("--pages", nargs="*", choices=PAGES, default=PAGES)
-    chosen = parser.parse_args()
+    parser.add_argument("index", type=Path, help="Index with a report.")
+    parser.add_argument("name", help="Start of the file names.")
+    parser.add_argument("--memory", default="L0N0", help="Memory of the memory page.")
+    parser.add_argument("--prompt", default="The capital of France is", help="Prompt of the trace and steer pages.")
+    parser.add_argument("--set", dest="edit", default="L0N0=0", help="Edit of the steer page.")
+    parser.add_argument("--parts", nargs="*", default=PARTS, help="Sections of the report.")
+    parser.add_argument("--pages", nargs="*", choices=PAGES, default=PAGES, help="Pages of the workbench.")
+    options = parser.parse_args()
 
     from playwright.sync_api import sync_playwright
 
@@ -70,19 +69,19 @@ def main() -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, device_scale_factor=1.5)
-        page.goto((chosen.index / "report.html").resolve().as_uri())
-        for part in chosen.parts:
-            take(page, f"{chosen.name}-{part}", "#verdicts" if part == "claims" else f"#{part} figure")
-        asked = urlencode({"prompt": chosen.prompt})
-        paths = {"overview": "/", "memory": f"/m/{chosen.memory}", "trace": f"/trace?{asked}"}
-        paths["steer"] = f"/steer?{asked}&{urlencode({'count': 24, 'set': chosen.edit})}"
-        with workbench(chosen.index) as address:
+        page.goto((options.index / "report.html").resolve().as_uri())
+        for part in options.parts:
+            take_screenshot(page, f"{options.name}-{part}", "#verdicts" if part == "claims" else f"#{part} figure")
+        query = urlencode({"prompt": options.prompt})
+        paths = {"overview": "/", "memory": f"/m/{options.memory}", "trace": f"/trace?{query}"}
+        paths["steer"] = f"/steer?{query}&{urlencode({'count': 24, 'set': options.edit})}"
+        with serve_workbench(options.index) as address:
             page.goto(address)
             page.locator(".model-status[data-status=ready]").wait_for(timeout=120_000)
-            for name in chosen.pages:
+            for name in options.pages:
                 page.goto(address + paths[name])
-                page.wait_for_load_state("networkidle")  # shading, texts that go on
-                take(page, f"{chosen.name}-{name}")
+                page.wait_for_load_state("networkidle")  # shading and generated text
+                take_screenshot(page, f"{options.name}-{name}")
         browser.close()
 
 

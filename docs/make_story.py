@@ -1,8 +1,8 @@
-"""Write docs/story.md: one prompt from the first layer of the bundled model to the last, and which memories it needed.
+"""Write docs/story.md: one prompt in the bundled model, layer by layer, and the memories that it depends on.
 
     memlens demo && python docs/make_story.py memlens-demo "Two months" " later"
 
-Every number is of `memlens trace` and of silencing; tests/docs/test_findings_page.py runs them again.
+tests/docs/test_findings_page.py computes the numbers again.
 """
 
 import sys
@@ -14,88 +14,91 @@ from memlens.text import percent
 from memlens.tracer.result import LayerTrace, Trace
 
 PAGE = Path(__file__).with_name("story.md")
-NEEDED = 6  # memories that are silenced
+SILENCED = 6  # memories to silence
 
 
-def shown(token: str) -> str:
+def quote(token: str) -> str:
     return f'"{token}"'
 
 
-def says(shares: Any) -> str:
+def top_token(shares: Any) -> str:
     return f'"{shares[0].text}" ({percent(shares[0].p)})'
 
 
-def layer_words(layer: LayerTrace, seen: Trace) -> str:
-    """One layer's work in a few sentences."""
-    token = shown(seen.token.text)
-    words = [
-        f"**Layer {layer.layer}.** It begins with {says(layer.residual)} and ends with {says(layer.output)}. "
-        f"Attention adds {layer.attention:+.2f} to the logit of {token}, all memories together {layer.memories:+.2f}."
+def describe_layer(layer: LayerTrace, trace: Trace) -> str:
+    """Return a paragraph about one layer."""
+    token = quote(trace.token.text)
+    lines = [
+        f"**Layer {layer.layer}.** The residual predicts {top_token(layer.residual)}, the output "
+        f"{top_token(layer.output)}. Attention adds {layer.attention:+.2f} to the logit of {token}, and the memories "
+        f"add {layer.memories:+.2f}. The largest effects:\n"
     ]
-    for one in layer.by_effect[:2]:
-        verb = "for" if one.effect > 0 else "against"
-        pattern = f", which fires on: {'; '.join(one.patterns[:2])}" if one.patterns else ""
-        promoted = ", ".join(shown(token.text) for token in one.promotes[:4])
-        words.append(f"Most {verb} it does {one.memory} ({one.effect:+.2f}){pattern}; it promotes {promoted}.")
-    return " ".join(words)
+    for memory in layer.by_effect[:2]:
+        pattern = f"; triggers: {'; '.join(memory.patterns[:2])}" if memory.patterns else ""
+        promoted = ", ".join(quote(token.text) for token in memory.promotes[:4])
+        lines.append(f"- {memory.memory} ({memory.effect:+.2f}) promotes {promoted}{pattern}")
+    return "\n".join(lines)
 
 
 def story_page(model: memlens.MemoryModel, index: memlens.Index, prompt: str, token: str) -> str:
-    seen = memlens.trace(model, prompt, token=token, index=index, top=10)
-    strongest = [one.memory for one in seen.memories[:NEEDED]]
+    trace = memlens.trace(model, prompt, token=token, index=index, top=10)
+    strongest = [memory.memory for memory in trace.memories[:SILENCED]]
     alone = memlens.silence_each(model, prompt, strongest, token=token)
     together = memlens.intervene(model, prompt, [f"{memory}=0" for memory in strongest], token=token)
     rows = [
-        f"| {layer.layer} | {' | '.join(map(says, (layer.residual, layer.ffn, layer.output)))} "
+        f"| {layer.layer} | {' | '.join(map(top_token, (layer.residual, layer.ffn, layer.output)))} "
         f"| {layer.p:.4f} | {layer.case} |"
-        for layer in seen.layers
+        for layer in trace.layers
     ]
     silenced = [
-        f"| {one.memory} | {one.effect:+.2f} | {alone.p - alone.effects[one.memory]:.3f} "
-        f"| {'; '.join(one.patterns[:2])} |"
-        for one in seen.memories[:NEEDED]
+        f"| {memory.memory} | {memory.effect:+.2f} | {alone.p - alone.effects[memory.memory]:.3f} "
+        f"| {'; '.join(memory.patterns[:2])} |"
+        for memory in trace.memories[:SILENCED]
     ]
-    parts = ", ".join(f"{name} {value:+.2f}" for name, value in seen.parts.items())
-    return f"""# One prompt from first layer to last
+    parts = ", ".join(f"{name} {value:+.2f}" for name, value in trace.parts.items())
+    return f"""# One prompt from the first layer to the last
 
-The prompt is **{prompt}**, and the token to follow through the model is {shown(token)}, to which the model gives a
-probability of {seen.token.p:.3f} (its own first choice is {shown(seen.prediction.text)}). The page is
-written by `python docs/make_story.py memlens-demo "{prompt}" "{token}"`; the model is the bundled one, the index
-the demo's. [Three memories](findings.md) has more of the first memory in the last table.
+The prompt is **{prompt}**. This page follows the token {quote(token)} through the bundled model, which gives it a
+probability of {trace.token.p:.3f} (the prediction is {quote(trace.prediction.text)}). [Three memories](findings.md)
+describes the first memory of the last table in more detail.
 
 ```
 memlens trace memlens-demo "{prompt}" --token "{token}"
 ```
 
-## The layers
+`memlens demo` makes the index `memlens-demo`, and `python docs/make_story.py memlens-demo "{prompt}" "{token}"` writes
+this page.
 
-A layer reads the residual r, its memories add y, and o = r + y goes on. What each of the three would predict, were it
-the last state of the model, and the probability of {shown(token)} in o. The last column says which case of the paper's
-Figure 11 the layer is: does o keep the residual's prediction, take y's, or is it a compromise that neither made?
+## Predictions
 
-| layer | r predicts | y predicts | o predicts | p of {shown(token)} | case |
+A layer reads the residual r, its memories add y, and the output is o = r + y. The table shows what each of the three
+predicts and the probability of {quote(token)} in o. The last column is the case of the paper's Figure 11: o keeps the
+prediction of the residual, o takes the one of the feed-forward block (ffn), both agree, or o predicts a third token
+(composition).
+
+| layer | r predicts | y predicts | o predicts | p of {quote(token)} | case |
 | --- | --- | --- | --- | --- | --- |
 {chr(10).join(rows)}
 
-From layer {seen.settled} on the prediction does not change any more. The logit of {shown(token)},
-{seen.logit:.2f}, is an exact sum: {parts}.
+From layer {trace.settled} on, the prediction no longer changes. The logit of {quote(token)}, {trace.logit:.2f}, is an
+exact sum: {parts}.
 
-## What happened in each
+## Layers
 
-{(chr(10) * 2).join(layer_words(layer, seen) for layer in seen.layers)}
+{(chr(10) * 2).join(describe_layer(layer, trace) for layer in trace.layers)}
 
-## Which memories it needed
+## Memories that the prediction depends on
 
-The {NEEDED} memories that did most to the logit, whatever their layer; each is silenced alone, and its loss is
-measured by running the model again. What a memory adds to a logit and what the model loses without it are not the
-same: later layers read what earlier ones wrote.
+The table lists the {SILENCED} memories with the largest effect on the logit. Each is silenced alone, and the model is
+run again. The effect on the logit and the change without the memory differ, because later layers read what earlier ones
+write.
 
-| memory | on the logit | p of {shown(token)} without it | fires on |
+| memory | effect on the logit | p of {quote(token)} without it | triggers |
 | --- | --- | --- | --- |
 {chr(10).join(silenced)}
 
-Without all {NEEDED} at once the probability of {shown(token)} goes from {seen.token.p:.3f} to
-{together.after.token.p:.3f}, and the model says {shown(together.after.prediction.text)}.
+With all {SILENCED} silenced, the probability of {quote(token)} falls from {trace.token.p:.3f} to
+{together.after.token.p:.3f}, and the model predicts {quote(together.after.prediction.text)}.
 """
 
 
