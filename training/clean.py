@@ -2,11 +2,8 @@
 
     python training/clean.py enwik8.gz --work DIR
 
-writes DIR/articles.jsonl, one article a line: {"title": ..., "paragraphs": [[sentence, ...], ...]}.
-The same input always gives the same output: nothing here is drawn at random.
-
-The aim is clean English prose and not every last sentence: a line that still smells of markup after cleaning is
-dropped rather than mended.
+Writes DIR/articles.jsonl with one article per line: {"title": ..., "paragraphs": [[sentence, ...], ...]}. The output is
+deterministic. Lines that still contain markup after cleaning are dropped.
 """
 
 import argparse
@@ -20,21 +17,21 @@ from pathlib import Path
 import sentencex
 
 PAGE = re.compile(r"<title>(.*?)</title>.*<text[^>]*>(.*)</text>", re.S)
-# Namespaces other than articles; a title such as "2001: A Space Odyssey" must not be taken for one.
+# Namespaces other than articles. A title such as "2001: A Space Odyssey" is not in one of them.
 NAMESPACE = re.compile(r"(Talk|User|Wikipedia|Image|Media|MediaWiki|Template|Help|Category|Portal|Special)( talk)?:")
 REDIRECT = re.compile(r"\s*#\s*redirect", re.I)
 
 COMMENT = re.compile(r"<!--.*?(-->|\Z)", re.S)
-# Elements whose contents are no prose go with their contents; other tags (<b>, <br>, <font> ...) go alone.
+# Elements that are removed with their content. Of other tags (<b>, <br>, <font> ...), the content is kept.
 ELEMENT = re.compile(r"<(ref|pre|table|gallery|timeline|div)\b[^<>/]*>.*?</\1\s*>", re.S | re.I)
-# A sentence with a formula, an IPA template or the like in it has a hole once that is gone: HOLE drops the sentence.
+# Marks the place of a removed formula or template. Sentences that contain it are dropped.
 HOLE = "^"
 FORMULA = re.compile(r"<(math|nowiki|code|sup|sub|tt)\b[^<>/]*>.*?</\1\s*>", re.S | re.I)
 FOOTNOTE = re.compile(r"\{\{\s*(ref|note|fn|cite|citation|inote|fact|mn|web|book|an|anb|dubious)\b", re.I)
 TAG = re.compile(r"</?[a-z][^<>]*>", re.I)
-TEMPLATE = re.compile(r"\{\{[^{}]*\}\}")  # innermost ones: applied until none is left
+TEMPLATE = re.compile(r"\{\{[^{}]*\}\}")  # matches the innermost ones; applied repeatedly
 TABLE = re.compile(r"\{\|(?:(?!\{\|).)*?\n\|\}", re.S)
-# Image captions hold links of their own, so links are undone from the inside out.
+# Image captions can contain links, so the innermost links are resolved first.
 LINK = re.compile(r"\[\[([^\[\]]*)\]\]")
 DROPPED_LINK = re.compile(r"\s*(image|media|category|[a-z]{2,3}|[a-z]{2,3}-[a-z-]{2,10}|simple|tokipona)\s*:", re.I)
 EXTERNAL = re.compile(r"\[(?:https?|ftp|mailto|news|irc):[^\[\]\s]*(\s[^\[\]]*)?\]", re.I)
@@ -48,9 +45,9 @@ SPACE_BEFORE = re.compile(r"\s+([,.;:!?)\]](?:\s|$))")
 SPACE_AFTER = re.compile(r"([(\[])\s+")
 SPACES = re.compile(r"\s+")
 
-# A line that still holds one of these was not cleaned fully.
+# Lines with one of these were not cleaned completely.
 LEFTOVER = re.compile(r"[{}|\[\]<>=\\_^~*#•→←]|''|&[a-z]+;|www\.|\bpx\b|\(\)|\bISBN\b|,\s*,| [.)]|\bsee\.$", re.I)
-# Sections of lists: titles and publishers are not prose, though "Oxford: Oxford University Press." may pass for it.
+# Sections that contain lists. "Oxford: Oxford University Press." would otherwise pass for prose.
 HEADING = re.compile(r"=+\s*(.*?)\s*=+\s*$")
 LIST_SECTION = re.compile(
     r".*\b(references?|links?|reading|bibliograph|see also|notes|sources|books|literature|publications|works|discograph"
@@ -64,7 +61,7 @@ SENTENCE_END = re.compile(r"[.!?][\"')]*$")
 
 
 def pages(dump: str) -> Iterator[tuple[str, str]]:
-    """Title and wiki text of every article that is neither a redirect nor of another namespace."""
+    """Yield the title and wiki text of every article, without redirects and other namespaces."""
     for source in dump.split("</page>"):
         page = PAGE.search(source)
         if page is None:  # no text, or cut off at the end of the dump
@@ -75,7 +72,7 @@ def pages(dump: str) -> Iterator[tuple[str, str]]:
 
 
 def until_stable(pattern: re.Pattern, replace, text: str, rounds: int = 8) -> str:
-    """Apply a substitution of innermost brackets until nothing changes (or the nesting is beyond reason)."""
+    """Apply a substitution of innermost brackets until nothing changes, at most `rounds` times."""
     for _ in range(rounds):
         text, count = pattern.subn(replace, text)
         if not count:
@@ -84,13 +81,13 @@ def until_stable(pattern: re.Pattern, replace, text: str, rounds: int = 8) -> st
 
 
 def template_text(template: re.Match) -> str:
-    """Footnotes and templates with a line of their own (boxes, notices) -> nothing; others leave a hole."""
+    """Return "" for footnotes and for templates at the start of a line (boxes, notices), otherwise HOLE."""
     at_line_start = template.start() == 0 or template.string[template.start() - 1] == "\n"
     return "" if at_line_start or FOOTNOTE.match(template[0]) else HOLE
 
 
 def link_text(link: re.Match) -> str:
-    """[[a|b]] -> b, [[a]] -> a; images, categories and links to other languages -> nothing."""
+    """Return b for [[a|b]], a for [[a]], and "" for images, categories and links to other languages."""
     target, _, label = link[1].partition("|")
     if DROPPED_LINK.match(target):
         return ""
@@ -98,15 +95,15 @@ def link_text(link: re.Match) -> str:
 
 
 def strip_markup(text: str) -> str:
-    """Wiki text -> text with one paragraph (or heading, or list item) a line."""
+    """Return wiki text as plain text with one paragraph, heading or list item per line."""
     text = COMMENT.sub("", text)
-    # Twice: the XML of the dump hides HTML entities of the wiki text, as in &amp;nbsp;
+    # Unescape a second time: entities of the wiki text are escaped in the XML, as in &amp;nbsp;
     text = html.unescape(text).replace("\u00a0", " ").replace("\u200e", "")
     text = FORMULA.sub(HOLE, ELEMENT.sub("", text))
     text = until_stable(TEMPLATE, template_text, text)
     text = until_stable(TABLE, "", text)
     text = until_stable(LINK, link_text, text, rounds=4)
-    # A bare external link is a footnote, a labelled one may be a part of its sentence or an entry of a list.
+    # An external link without a label is a footnote. One with a label may be part of a sentence.
     text = EXTERNAL.sub(lambda link: HOLE if link[1] else "", text)
     text = URL.sub(HOLE, text)
     text = TAG.sub(" ", text)
@@ -114,7 +111,7 @@ def strip_markup(text: str) -> str:
 
 
 def tidy(line: str) -> str:
-    """Mend what the removal of markup leaves behind: empty brackets, doubled spaces, spaces before commas."""
+    """Remove empty brackets, double spaces and spaces before commas, which removed markup leaves behind."""
     line = line.replace("’", "'").replace("‘", "'").replace("“", '"').replace("”", '"').replace("…", "...")
     line = DASHES.sub(" - ", line)
     line = EMPTY_BRACKETS.sub("", line)
@@ -124,7 +121,7 @@ def tidy(line: str) -> str:
 
 
 def is_prose(sentence: str) -> bool:
-    """Does a sentence look like English prose: whole, of fitting length, mostly plain letters, no markup?"""
+    """Return True for a complete sentence of moderate length with mostly plain letters and no markup."""
     words = WORD.findall(sentence)
     return (
         len(words) >= 4
@@ -139,13 +136,13 @@ def is_prose(sentence: str) -> bool:
 
 
 def paragraphs(text: str) -> Iterator[list[str]]:
-    """Runs of consecutive prose sentences; a dropped sentence ends its run, as what follows may lean on it."""
+    """Yield runs of consecutive prose sentences. A dropped sentence ends the run, because the next may refer to it."""
     in_list_section = False
     for line in strip_markup(text).split("\n"):
         heading = HEADING.match(line)
         if heading:
             in_list_section = LIST_SECTION.match(heading[1]) is not None
-        # Headings, tables and rules never hold prose; list items and indented lines may, after their mark.
+        # Headings, tables and rules never contain prose. List items and indented lines may.
         if in_list_section or line.startswith(("=", "|", "!", "{", "}", "----")):
             continue
         line = tidy(line.lstrip("*#:; \t"))
@@ -164,7 +161,6 @@ def paragraphs(text: str) -> Iterator[list[str]]:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dump", type=Path, help="enwik8 or enwik8.gz")
     parser.add_argument("--work", type=Path, required=True, help="directory to write articles.jsonl to")

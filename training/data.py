@@ -1,4 +1,4 @@
-"""Batches of sequences: BOS and then one sentence, or a run of consecutive sentences of one article."""
+"""Batches of sequences. A sequence is BOS and one or more consecutive sentences of an article."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,11 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Text:
-    """Encoded text: sentence s is tokens[sentence_starts[s]:sentence_starts[s + 1]], article a is the sentences
-    article_starts[a] to article_starts[a + 1]."""
+    """Encoded text.
+
+    Sentence s is tokens[sentence_starts[s]:sentence_starts[s + 1]]. Article a consists of the sentences
+    article_starts[a] to article_starts[a + 1].
+    """
 
     tokens: np.ndarray
     sentence_starts: np.ndarray
@@ -22,19 +25,19 @@ class Text:
 
     @classmethod
     def load(cls, path: Path) -> "Text":
-        """Read what tokenize_text.py wrote."""
+        """Read a file that tokenize_text.py wrote."""
         with np.load(path) as arrays:
             return cls(arrays["tokens"], arrays["sentence_starts"], arrays["article_starts"])
 
 
 def sequences(text: Text, length: int, single: float, rng: np.random.Generator) -> np.ndarray:
-    """Cut the text into sequences of whole sentences: an array of [first token, end token), every token in one.
+    """Cut the text into sequences of whole sentences. Returns an array of [first token, end token).
 
-    A share `single` of the sequences holds a single sentence, as that is how memlens later feeds the model; the
-    others hold as many sentences of the article as fit. Only a sentence longer than a sequence is cut.
+    A share `single` of the sequences contains one sentence, because memlens feeds the model one sentence at a time. The
+    others contain as many sentences of the article as fit. Only sentences longer than a sequence are cut.
     """
     starts, cut = text.sentence_starts, []
-    room = length - 1  # BOS takes one place
+    room = length - 1  # one position is for BOS
     for first, end in zip(text.article_starts[:-1], text.article_starts[1:], strict=True):
         # The last sentence boundary that fits, for every sentence of the article at once.
         fits = np.searchsorted(starts, starts[first:end] + room, side="right") - 1
@@ -48,17 +51,15 @@ def sequences(text: Text, length: int, single: float, rng: np.random.Generator) 
 
 
 def plan(cut: np.ndarray, batch_tokens: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Group sequences of like length into batches of at most `batch_tokens` places, in random order.
+    """Group sequences of similar length into batches of at most `batch_tokens` tokens, in random order.
 
-    Sorting within pools and not the whole epoch keeps a batch from being all of one kind, at little padding.
+    Sorting within pools instead of the whole epoch mixes the batches and needs little padding.
     """
     cut = cut[rng.permutation(len(cut))]
     batches = []
     pool = 4096
     for start in range(0, len(cut), pool):
         part = cut[start : start + pool]
-        # Runs (mostly near the full length) and single sentences differ so much in length that a batch would be all
-        # of one or of the other; that is fine, as the order of batches is random.
         part = part[np.argsort(part[:, 0] - part[:, 1], kind="stable")]
         first = 0
         while first < len(part):
@@ -70,13 +71,13 @@ def plan(cut: np.ndarray, batch_tokens: int, rng: np.random.Generator) -> list[n
 
 
 def epoch_plan(text: Text, length: int, batch_tokens: int, single: float, seed: int, epoch: int) -> list[np.ndarray]:
-    """All batches of one epoch. It hangs on nothing but the arguments, so (epoch, index) is the whole data cursor."""
+    """Return all batches of an epoch. They depend only on the arguments, so (epoch, index) is a complete cursor."""
     rng = np.random.default_rng([seed, epoch])
     return plan(sequences(text, length, single, rng), batch_tokens, rng)
 
 
 def batch(text: Text, spans: np.ndarray) -> Batch:
-    """Inputs (BOS, t1, ..., tn-1) and targets (t1, ..., tn), padded on the right."""
+    """Return inputs (BOS, t1, ..., tn-1) and targets (t1, ..., tn), padded on the right."""
     longest = int((spans[:, 1] - spans[:, 0]).max())
     inputs = np.full((len(spans), longest), BOS_ID, dtype=np.int64)
     targets = np.full((len(spans), longest), IGNORED, dtype=np.int64)

@@ -1,13 +1,13 @@
-"""Held-out perplexity of an exported model against a bigram model, its dead memories, and bits per byte of any models.
+"""Held-out perplexity of an exported model and a bigram model, dead memories, and bits per byte.
 
     python training/evaluate.py --work DIR MODEL [--against OTHER ...]
 
-The model and the bigram model see the same held-out sequences and are asked for the same tokens. The text is cut in two
-ways: into runs of sentences of up to 128 tokens, and into single sentences, which is how memlens feeds a model.
+Both models predict the same tokens of the same held-out sequences. The text is cut in two ways: into runs of sentences
+of up to 128 tokens, and into single sentences, as memlens feeds a model.
 
-Perplexities of models with different tokens cannot be compared; bits per byte can. For those, all models (MODEL and
-those of --against, by their own tokenizers) get the same pieces of text: sentences that every tokenizer keeps whole
-(decoding gives back the text), alone or in runs that fit 128 tokens of every model.
+Perplexities of models with different tokenizers cannot be compared, but bits per byte can. To measure them, MODEL and
+the models of --against read the same text: sentences that every tokenizer can decode without loss, alone or in runs
+that fit into 128 tokens of every model.
 """
 
 import argparse
@@ -27,20 +27,20 @@ LONGEST = 128
 
 
 class Reader:
-    """A model and its tokenizer, asked how surprising a text is."""
+    """A model with its tokenizer."""
 
     def __init__(self, folder: Path) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def encode(self, sentence: str) -> list[int] | None:
-        """Tokens of a sentence, or None if they do not hold all of it."""
+        """Return the tokens of a sentence, or None if decoding does not restore it."""
         ids = self.tokenizer(sentence, add_special_tokens=False)["input_ids"]
         return ids if self.tokenizer.decode(ids).strip() == sentence else None
 
     @torch.no_grad()
     def bits(self, pieces: list[list[int]]) -> float:
-        """Bits that all pieces take, each after BOS."""
+        """Return the total number of bits of all pieces, each after BOS."""
         nats = 0.0
         pieces = sorted(pieces, key=len)
         for start in range(0, len(pieces), 32):
@@ -51,7 +51,7 @@ class Reader:
             for row, ids in enumerate(part):
                 inputs[row, 1 : len(ids)] = torch.tensor(ids[:-1])
                 targets[row, : len(ids)] = torch.tensor(ids)
-            # No mask is needed, as padding comes last; but without one OPT must not be asked about the length alone.
+            # Padding comes last, so the mask is all ones. OPT derives positions from it.
             logits = self.model(inputs, attention_mask=torch.ones_like(inputs)).logits
             nats += torch.nn.functional.cross_entropy(
                 logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
@@ -60,7 +60,7 @@ class Reader:
 
 
 def bits_per_byte(readers: dict[str, Reader], articles: list[list[str]]) -> dict[str, dict]:
-    """Bits per byte of every model on the same text, in runs and in single sentences."""
+    """Return the bits per byte of every model on the same text, in runs and in single sentences."""
     pieces: dict[str, list[list[tuple]]] = {"runs": [], "sentences": []}
     left_out = 0
     for sentences in articles:
@@ -96,7 +96,7 @@ def bits_per_byte(readers: dict[str, Reader], articles: list[list[str]]) -> dict
 
 
 def dead_on(model, text: Text, tokens: int) -> list[float]:
-    """Share of the memories of each layer that the first so many tokens of a text, in single sentences, never wake."""
+    """Return the share of memories per layer that are inactive on the first `tokens` tokens, in single sentences."""
     sentences = int(np.searchsorted(text.sentence_starts, tokens))
     articles = int(np.searchsorted(text.article_starts, sentences)) + 1
     part = Text(text.tokens, text.sentence_starts, text.article_starts[:articles])
@@ -105,14 +105,15 @@ def dead_on(model, text: Text, tokens: int) -> list[float]:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path, help="folder written by export.py")
     parser.add_argument("--work", type=Path, required=True, help="directory with train.npz, valid.npz and valid.jsonl")
     parser.add_argument("--against", type=Path, nargs="*", default=[], help="other models, for bits per byte")
-    parser.add_argument("--dead-tokens", type=int, default=800_000, help="training text to look for dead memories in")
+    parser.add_argument(
+        "--dead-tokens", type=int, default=800_000, help="training tokens on which dead memories are counted"
+    )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     reader = Reader(options.model)

@@ -1,6 +1,6 @@
-"""Turn a checkpoint into the folder that memlens bundles: fp16 safetensors, config and tokenizer.
+"""Write a checkpoint as a transformers folder: float16 safetensors, configuration and tokenizer.
 
-python training/export.py --work DIR OUT            the last checkpoint of DIR/run
+python training/export.py --work DIR OUT            # the last checkpoint of DIR/run
 """
 
 import argparse
@@ -11,16 +11,17 @@ import torch
 from model import new_model
 from transformers import AutoTokenizer
 
-LIMIT = 16_000_000  # bytes the weights may take, as they travel in the Python package
+LIMIT = 16_000_000  # bytes; the weights are part of the Python package
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--work", type=Path, required=True, help="working directory of the training")
     parser.add_argument("--name", default="run", help="subdirectory of the run")
-    parser.add_argument("--checkpoint", type=Path, help="another checkpoint than the last, or a snapshot")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="checkpoint or snapshot to export; default: the last checkpoint"
+    )
     options = parser.parse_args()
 
     path = options.checkpoint or max((options.work / options.name).glob("checkpoint-*.pt"))
@@ -30,7 +31,7 @@ def main() -> None:
     model.half().save_pretrained(options.out)
     AutoTokenizer.from_pretrained(options.work / "tokenizer").save_pretrained(options.out)
 
-    # fp16 is for the journey only: without this, transformers would compute in fp16 too, which CPUs are slow at.
+    # float16 is for storage only. Without this, transformers would also compute in float16, which is slow on CPUs.
     config_path = options.out / "config.json"
     config = json.loads(config_path.read_text(encoding="utf-8")) | {"dtype": "float32"}
     config_path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -40,7 +41,7 @@ def main() -> None:
     (options.out / "training.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
     weights = options.out / "model.safetensors"
-    weights.chmod(0o644)  # safetensors writes files only their owner may read; a package is for everybody
+    weights.chmod(0o644)  # safetensors makes files readable by their owner only
     size = weights.stat().st_size
     print(f"{path.name}: step {state['step']}, {state['tokens']} tokens -> {options.out}, weights {size} bytes")
     if size > LIMIT:

@@ -1,9 +1,9 @@
-"""Train a tiny mixture of experts on the bundled text, so that tests and docs have experts that have learned something.
+"""Train a tiny mixture of experts on the bundled text, for tests that need trained experts.
 
-    python training/mixture.py OUT            a checkpoint folder that `memlens scan` takes; a few minutes on one core
+    python training/mixture.py OUT            # write a transformers folder; takes a few minutes on one core
 
-Four layers of width 64: the first has a dense block, the others one shared expert and eight experts behind a router, of
-which two are chosen. All is seeded. The router's load is balanced by transformers' own auxiliary loss.
+The model has four layers of width 64. The first has a dense block. The others have one shared expert and eight routed
+experts, two of which are chosen per token. Everything is seeded. transformers' auxiliary loss balances the router.
 """
 
 import argparse
@@ -22,12 +22,12 @@ CORPUS = Path(memlens.__file__).parent / "bundled" / "prose"
 
 
 def read_text() -> str:
-    """The bundled articles, one after another."""
+    """Return the text of all bundled articles."""
     return "\n".join(path.read_text(encoding="utf-8") for path in sorted(CORPUS.glob("*.txt")))
 
 
 def make_tokenizer(text: str) -> PreTrainedTokenizerFast:
-    """Byte-level BPE of the text itself."""
+    """Train a byte-level BPE on the text."""
     raw = Tokenizer(models.BPE(unk_token="<unk>"))
     raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=["<unk>", "<s>"], show_progress=False)
@@ -36,7 +36,7 @@ def make_tokenizer(text: str) -> PreTrainedTokenizerFast:
 
 
 def make_network() -> Qwen2MoeForCausalLM:
-    """A new network, its weights drawn by the seed."""
+    """Return a new network with seeded weights."""
     torch.manual_seed(SEED)
     config = Qwen2MoeConfig(
         vocab_size=VOCABULARY,
@@ -63,7 +63,7 @@ def make_network() -> Qwen2MoeForCausalLM:
 
 
 def train(network: Qwen2MoeForCausalLM, tokens: torch.Tensor, steps: int) -> float:
-    """AdamW with warm-up and a linear descent; the mean loss of the last steps comes back."""
+    """Train with AdamW, warm-up and linear decay. Returns the mean loss of the last 50 steps."""
     draw = torch.Generator().manual_seed(SEED)
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3, weight_decay=0.1, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min((n + 1) / 50, max(1 - n / steps, 0.02)))
@@ -84,12 +84,11 @@ def train(network: Qwen2MoeForCausalLM, tokens: torch.Tensor, steps: int) -> flo
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--steps", type=int, default=1500)
     options = parser.parse_args()
-    torch.set_num_threads(1)  # the same bits on every machine of one kind, however many cores it has
+    torch.set_num_threads(1)  # the same bits for any number of cores
     text = read_text()
     tokenizer, network = make_tokenizer(text), make_network()
     tokens = torch.tensor(tokenizer(text)["input_ids"])
@@ -97,7 +96,7 @@ def main() -> None:
     network.config.output_router_logits = False
     network.half().save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
-    # fp16 is for the journey only: without this, transformers would compute in fp16 too, which CPUs are slow at
+    # float16 is for storage only; without this, transformers would also compute in float16
     config = json.loads((options.out / "config.json").read_text(encoding="utf-8")) | {"dtype": "float32"}
     (options.out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     print(f"{sum(one.numel() for one in network.parameters()):,} parameters, loss {loss:.3f} -> {options.out}")

@@ -1,4 +1,4 @@
-"""The bundled model: a small OPT with ReLU and no final norm, its loss, and the count of its dead memories."""
+"""The bundled model: a small OPT with ReLU and no final norm, its loss and its dead memories."""
 
 from collections.abc import Iterable
 
@@ -7,12 +7,14 @@ from torch.nn import functional
 from transformers import OPTConfig, OPTForCausalLM
 
 IGNORED = -100  # target of padding
-Revived = list[torch.Tensor]  # for every layer, which of its memories
+Revived = list[torch.Tensor]  # a mask of memories for every layer
 
 
 def new_model(seed: int, vocabulary: int, positions: int, layers: int, width: int, memories: int) -> OPTForCausalLM:
-    """A model with fresh weights, laid out as the paper's is as far as transformers has it: ReLU, a norm before each
-    block and none after the last, tied embeddings."""
+    """Return a new model with an architecture close to the paper's.
+
+    It has ReLU, a norm before each block, none after the last, and tied embeddings.
+    """
     torch.manual_seed(seed)
     config = OPTConfig(
         vocab_size=vocabulary,
@@ -36,19 +38,19 @@ def new_model(seed: int, vocabulary: int, positions: int, layers: int, width: in
         attn_implementation="sdpa",
     )
     model = OPTForCausalLM(config)
-    # transformers keeps the row of pad_token_id, which here is BOS as well, from being trained.
+    # transformers does not train the row of pad_token_id, which is also BOS here.
     model.model.decoder.embed_tokens.padding_idx = None
-    initialise(model)
+    initialize(model)
     return model
 
 
-def initialise(model: OPTForCausalLM) -> None:
-    """Draw the matrices anew, wider than OPT's 0.02, which is meant for 768 dimensions and more.
+def initialize(model: OPTForCausalLM) -> None:
+    """Draw the matrices with larger weights than OPT's 0.02, which suits 768 or more dimensions.
 
-    Keys that begin at 0.02 are soon carried by the optimizer to where no input makes them positive, and a dead memory
-    gets no gradient to come back. With a standard deviation of 1 / sqrt(inputs) a step is small against the key. What
-    is added to the residual stream is divided by sqrt(2 * layers), so that the stream ends at a size of about 1 a
-    dimension: with no final norm the logits have the scale of the stream times the embedding.
+    With 0.02, the optimizer soon moves keys to where no input activates them, and a dead memory gets no gradient. With
+    a standard deviation of 1 / sqrt(inputs), a step is small relative to the key. Outputs to the residual stream are
+    divided by sqrt(2 * layers), so that the last state has about unit size per dimension. Without a final norm, this
+    determines the scale of the logits.
     """
     config = model.config
     residual = (2 * config.num_hidden_layers) ** -0.5
@@ -70,12 +72,11 @@ def initialise(model: OPTForCausalLM) -> None:
 
 
 def start_from_frequencies(model: OPTForCausalLM, counts: torch.Tensor, size: float = 5.0) -> None:
-    """Let the fresh model predict every token about as often as it occurs, whatever the input.
+    """Make the new model predict each token with its frequency, whatever the input.
 
-    Otherwise that is the first thing it learns, and it learns it by having all layers add one and the same vector to
-    the residual stream: the hidden states become alike, and memories die by the dozen. Here the constant comes from
-    the biases of the attention blocks' outputs, a share from each layer, along one direction, in which each embedding
-    holds its token's log frequency. Biases of attention, not of the feed-forward blocks, which memlens reads.
+    Otherwise the model learns this first, by adding the same vector in all layers. Hidden states then become similar,
+    and many memories die. Here, one direction of the embedding holds the log frequencies. It is fed by the biases of
+    the attention outputs, an equal share in each layer, because memlens reads the biases of feed-forward blocks.
     """
     log_frequency = torch.log((counts + 1) / (counts + 1).sum()).float()
     direction = functional.normalize(torch.randn(model.config.hidden_size), dim=0)
@@ -88,15 +89,16 @@ def start_from_frequencies(model: OPTForCausalLM, counts: torch.Tensor, size: fl
 
 
 def hidden_states(model: OPTForCausalLM, inputs: torch.Tensor, depth: int | None = None) -> torch.Tensor:
-    """The residual stream after `depth` layers, or all: what OPTForCausalLM computes, with fewer and larger products.
+    """Return the residual stream after `depth` layers, or after all.
 
-    Under autocast, products are made in bfloat16 while the stream stays float32.
+    Computes the same as OPTForCausalLM with fewer and larger products. Under autocast, products are computed in
+    bfloat16 while the stream stays in float32.
     """
     decoder, config = model.model.decoder, model.config
     rows, length = inputs.shape
     heads = config.num_attention_heads
     later = torch.ones(length, length, dtype=torch.bool).triu(1)
-    places = decoder.embed_positions.weight[2 : length + 2]  # OPT's positions begin at 2
+    places = decoder.embed_positions.weight[2 : length + 2]  # OPT's positions start at 2
     stream = functional.embedding(inputs, decoder.embed_tokens.weight) + places
     for layer in decoder.layers[:depth]:
         attention, norm = layer.self_attn, layer.self_attn_layer_norm
@@ -114,18 +116,20 @@ def hidden_states(model: OPTForCausalLM, inputs: torch.Tensor, depth: int | None
 
 
 def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
-    """Causal attention [row, head, pos, dim], written out: for 128 positions a step is 13% shorter than with torch's
-    fused one."""
+    """Return causal attention, [row, head, pos, dim].
+
+    For 128 positions, a training step is 13% faster than with torch's fused attention.
+    """
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
     return scores.masked_fill(later, -torch.inf).softmax(dim=-1).to(value.dtype) @ value
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """Summed cross entropy of hidden states against an output embedding, a slice of positions at a time.
+    """Summed cross entropy of hidden states and an output embedding, computed in slices of positions.
 
-    The logits of a whole batch (tokens x vocabulary) would not fit the cache, and autograd would keep several copies
-    of them. Here the gradients are made at once in the forward pass, slice by slice, in the logits' own buffer.
-    With `half`, the three matrix products are made in bfloat16; the softmax is float32.
+    The logits of a whole batch (tokens x vocabulary) would not fit into the cache, and autograd would keep several
+    copies of them. The forward pass therefore computes the gradients slice by slice in the buffer of the logits. With
+    `half`, the three matrix products are computed in bfloat16 and the softmax in float32.
     """
 
     @staticmethod
@@ -164,9 +168,9 @@ def summed_loss(
     chunk: int = 512,
     half: bool = True,
 ) -> torch.Tensor:
-    """Negative log likelihood of all targets that are not padding, in nats, with gradients; read after `depth` layers.
+    """Return the summed negative log likelihood in nats after `depth` layers, without padding.
 
-    No attention mask is needed: padding comes last, and a causal model does not look ahead.
+    No attention mask is needed, because padding comes last and the model is causal.
     """
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
         hidden = hidden_states(model, inputs, depth)
@@ -176,11 +180,11 @@ def summed_loss(
 
 @torch.no_grad()
 def revive(model: OPTForCausalLM, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], share: float = 0.1) -> Revived:
-    """Give every dead memory a new key and a value of zero, which leaves what the model computes as it was.
+    """Give every dead memory a new key and a value of zero, which does not change the output of the model.
 
-    A dead memory gets no gradient, so that it stays dead. The new key points from the mean input of the layer to the
-    input at a random token and is as long as other keys; its bias lets it fire on `share` of the tokens. Gives back,
-    for every layer, which memories these were: what an optimizer remembers of them is to be forgotten.
+    A dead memory gets no gradient, so it would stay dead. The new key points from the mean input of the layer to the
+    input at a random token and has the mean length of other keys. Its bias makes it active on `share` of the tokens.
+    Returns a mask of these memories for every layer, so that the optimizer state can be cleared.
     """
     layers = model.model.decoder.layers
     inputs: list[list[torch.Tensor]] = [[] for _ in layers]
@@ -212,9 +216,9 @@ def revive(model: OPTForCausalLM, batches: Iterable[tuple[torch.Tensor, torch.Te
 
 @torch.no_grad()
 def validate(model: OPTForCausalLM, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[float, list[float]]:
-    """Mean loss a token, and for every layer the share of dead memories: those that no input token makes positive.
+    """Return the mean loss per token and the share of dead memories in every layer, in float32.
 
-    By transformers' own forward pass, in float32.
+    A memory is dead if no token of the batches activates it.
     """
     layers = model.model.decoder.layers
     fired = [torch.zeros(model.config.ffn_dim, dtype=torch.bool) for _ in layers]

@@ -1,11 +1,11 @@
-"""Take a sample of the training text and the held-out text, as plain text, for the package.
+"""Write the bundled texts: a sample of the training text, and the held-out text.
 
     python training/sample.py --work DIR src/memlens/bundled/wikipedia [--tokens 500000]
 
-writes OUT/train.jsonl.gz and OUT/held-out.jsonl.gz, one article a line (title, and text with one sentence a line), and
-OUT/SOURCES.txt, where each article is from: the text is Wikipedia's, under CC BY-SA, and its authors are found in the
-histories of those articles. Only sentences that the tokenizer keeps whole are taken: the text can be read back from its
-tokens. Training articles are taken at even distances, so that all parts of the dump are in it.
+Writes OUT/train.jsonl.gz and OUT/held-out.jsonl.gz with one article per line (title, and text with one sentence per
+line), and OUT/SOURCES.txt with the address of each article. The text is from Wikipedia (CC BY-SA), and the histories of
+the articles name the authors. Sentences that the tokenizer cannot decode without loss are left out. Training articles
+are evenly spaced, so that all parts of the dump are represented.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from tokenize_text import split_point
 from tokenizers import Tokenizer
 
 Article = tuple[str, list[str]]
-SAFE = "/:,()'!*"  # of an address on Wikipedia
-LONGEST = 127  # tokens of a sentence: the model has 128 positions, and BOS takes one
+SAFE = "/:,()'!*"  # characters that Wikipedia does not escape in addresses
+LONGEST = 127  # tokens of a sentence; the model has 128 positions, one of them for BOS
 
 
-def whole(tokenizer: Tokenizer, sentences: list[str]) -> tuple[list[str], int]:
-    """Sentences that fit the model and that decoding gives back, and how many tokens they have."""
+def select_sentences(tokenizer: Tokenizer, sentences: list[str]) -> tuple[list[str], int]:
+    """Return the sentences that fit the model and can be decoded, and their number of tokens."""
     kept, tokens = [], 0
     for sentence, encoding in zip(sentences, tokenizer.encode_batch(sentences, add_special_tokens=False), strict=True):
         if len(encoding.ids) <= LONGEST and tokenizer.decode(encoding.ids).strip() == sentence:
@@ -34,7 +34,7 @@ def whole(tokenizer: Tokenizer, sentences: list[str]) -> tuple[list[str], int]:
 
 
 def write(folder: Path, name: str, articles: list[Article]) -> int:
-    """Write the articles as lines of JSON; give back the size of the compressed file."""
+    """Write the articles as compressed JSON Lines. Returns the size of the file."""
     lines = [
         json.dumps({"title": title, "text": "\n".join(sentences)}, ensure_ascii=False) for title, sentences in articles
     ]
@@ -44,7 +44,7 @@ def write(folder: Path, name: str, articles: list[Article]) -> int:
 
 
 def write_sources(folder: Path, parts: dict[str, list[Article]]) -> None:
-    """The address of every article, where its history names its authors."""
+    """Write the address of every article."""
     lines = ["Articles of the English Wikipedia (dump of March 2006), whose histories name their authors:"]
     for name, articles in parts.items():
         lines += ["", name]
@@ -53,11 +53,10 @@ def write_sources(folder: Path, parts: dict[str, list[Article]]) -> None:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path)
+    parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--work", type=Path, required=True, help="directory with articles.jsonl and tokenizer/")
-    parser.add_argument("--tokens", type=int, default=500_000)
+    parser.add_argument("--tokens", type=int, default=500_000, help="tokens of training text")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.from_file(str(options.work / "tokenizer" / "tokenizer.json"))
@@ -66,13 +65,13 @@ def main() -> None:
     articles = [(article["title"], list(chain.from_iterable(article["paragraphs"]))) for article in read]
     split = split_point([sentences for _, sentences in articles])
 
-    all_tokens = 13_336_245  # of the training text; only sets the distance between articles
+    all_tokens = 13_336_245  # in the training text; determines the distance between articles
     step = max(1, int(all_tokens / options.tokens))
     chosen: list[Article] = []
     tokens = 0
     for offset in range(step):
         for title, sentences in articles[offset:split:step]:
-            kept, count = whole(tokenizer, sentences)
+            kept, count = select_sentences(tokenizer, sentences)
             if tokens < options.tokens and kept:
                 chosen.append((title, kept))
                 tokens += count
@@ -82,7 +81,7 @@ def main() -> None:
     print(f"train: {len(chosen)} articles, {sum(len(s) for _, s in chosen)} sentences, {tokens} tokens, {size} bytes")
     held_out, tokens = [], 0
     for title, sentences in articles[split:]:
-        kept, count = whole(tokenizer, sentences)
+        kept, count = select_sentences(tokenizer, sentences)
         if kept:
             held_out.append((title, kept))
             tokens += count

@@ -1,11 +1,11 @@
-"""Look at snapshots of a training run as memlens does: when memories get patterns, and when their values agree.
+"""Analyze snapshots of a training run with memlens: when memories get patterns, and when their values agree.
 
     python training/series.py --work DIR --indexes DIR [--steps 0 200 800 1600 3200] [--last] [--tokens 60000] OUT.csv
 
-Every snapshot is exported and scanned over the same first tokens of the bundled training text; a row has the shares of
-memories that never fire and that have a pattern, patterns a memory, triggers with a pattern, triggers with a semantic
-one, values whose top token follows their first trigger (and by chance), and of how many of a snapshot's memories the
-triggers are those of the last one (Jaccard index of 0.5 and more). Indexes that are complete are kept.
+Exports every snapshot and scans it over the same tokens of the bundled training text. A row contains the shares of dead
+memories, of memories with a pattern, of triggers with a pattern, of memories with a semantic pattern, and of values
+whose top token follows their first trigger; the mean number of patterns; and the share of memories with mostly the same
+triggers as in the last checkpoint (a Jaccard index of at least 0.5). Complete indexes are used again.
 """
 
 import argparse
@@ -21,8 +21,8 @@ from memlens.index.reader import Index
 HERE = Path(__file__).parent
 
 
-def look(model: Path, folder: Path, tokens: int) -> Index:
-    """An index with values and patterns, made once."""
+def analyze(model: Path, folder: Path, tokens: int) -> Index:
+    """Return an index with values, patterns and agreement."""
     index = memlens.scan(model, "bundled:train", out=folder, max_tokens=tokens, threads=1)
     memlens.values(index, threads=1)
     memlens.patterns(index)
@@ -31,7 +31,7 @@ def look(model: Path, folder: Path, tokens: int) -> Index:
 
 
 def trigger_sets(index: Index) -> dict[tuple[int, int], set[tuple[int, int]]]:
-    """The strongest triggers of every memory."""
+    """Return the top triggers of every memory."""
     rows = index.sql("""SELECT layer, memory, sentence, position FROM {triggers} WHERE "end" = 'top'""")
     found: dict[tuple[int, int], set[tuple[int, int]]] = {}
     for row in rows:
@@ -40,14 +40,14 @@ def trigger_sets(index: Index) -> dict[tuple[int, int], set[tuple[int, int]]]:
 
 
 def same_triggers(index: Index, last: Index) -> float:
-    """Share of the last one's memories with mostly the same triggers here."""
+    """Return the share of memories with mostly the same triggers as in the last checkpoint."""
     here, there = trigger_sets(index), trigger_sets(last)
     same = sum(2 * len(own & here.get(name, set())) >= len(own | here.get(name, set())) for name, own in there.items())
     return same / len(there)
 
 
 def row_of(step: int, index: Index) -> dict[str, Any]:
-    """The numbers of a snapshot's index, as shares."""
+    """Return the row of a snapshot."""
     (names,) = index.sql(
         "SELECT count(*) AS n, count(*) FILTER (patterns > 0) AS some, sum(patterns) AS patterns, "
         "sum(covered) AS covered, sum(triggers) AS triggers FROM {names} WHERE triggers > 0"
@@ -58,24 +58,25 @@ def row_of(step: int, index: Index) -> dict[str, Any]:
     weight = sum(row["memories"] for row in agreement)
     return {
         "step": step,
-        "never fire": round(1 - names["n"] / memories, 4),
+        "dead": round(1 - names["n"] / memories, 4),
         "with a pattern": round(names["some"] / names["n"], 4),
-        "patterns a memory": round(names["patterns"] / names["n"], 3),
-        "triggers with one": round(names["covered"] / names["triggers"], 4),
-        "with a semantic one": round(semantic["n"] / names["n"], 4),
+        "patterns per memory": round(names["patterns"] / names["n"], 3),
+        "triggers with a pattern": round(names["covered"] / names["triggers"], 4),
+        "with a semantic pattern": round(semantic["n"] / names["n"], 4),
         "values agree": round(sum(row["agree"] for row in agreement) / weight, 4),
     }
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="table to write")
     parser.add_argument("--work", type=Path, required=True, help="working directory of the training")
-    parser.add_argument("--steps", type=int, nargs="*", default=[0, 200, 800, 1600, 3200])
-    parser.add_argument("--last", action="store_true", help="the last checkpoint, too; compare the others with it")
+    parser.add_argument("--steps", type=int, nargs="*", default=[0, 200, 800, 1600, 3200], help="snapshots to analyze")
+    parser.add_argument(
+        "--last", action="store_true", help="include the last checkpoint and compare the others with it"
+    )
     parser.add_argument("--indexes", type=Path, required=True, help="folder for models and indexes of the snapshots")
-    parser.add_argument("--tokens", type=int, default=60_000)
+    parser.add_argument("--tokens", type=int, default=60_000, help="tokens to scan")
     options = parser.parse_args()
     run = options.work / "run"
     checkpoints = {step: run / "snapshots" / f"step-{step:07d}.pt" for step in options.steps}
@@ -88,11 +89,13 @@ def main() -> None:
         if not (folder / "model").is_dir():
             command = [sys.executable, HERE / "export.py", "--work", options.work, "--checkpoint", checkpoint]
             subprocess.run([*map(str, command), str(folder / "model")], check=True)
-        indexes[step] = look(folder / "model", folder / "index", options.tokens)
+        indexes[step] = analyze(folder / "model", folder / "index", options.tokens)
     rows = [row_of(step, index) for step, index in sorted(indexes.items())]
     if options.last:
         last = indexes[max(indexes)]
-        rows = [row | {"triggers of the last": round(same_triggers(indexes[row["step"]], last), 4)} for row in rows]
+        rows = [
+            row | {"same triggers as at the end": round(same_triggers(indexes[row["step"]], last), 4)} for row in rows
+        ]
     with options.out.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()

@@ -180,7 +180,6 @@ def encode(tokenizer: Tokenizer, articles: list[list[str]], path: Path) -> np.nd
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="directory that holds articles.jsonl")
     work = parser.parse_args().work

@@ -1,13 +1,14 @@
 """Train the bundled model.
 
-    python training/train.py --work DIR                 start, or go on from the last checkpoint
-    python training/train.py --work DIR --decay 1500    go on, and bring the learning rate down to 0 in 1500 steps
-    python training/train.py --work DIR --decay-until 1794843480        the same, by the clock (seconds since 1970)
+    python training/train.py --work DIR                             # start, or resume from the last checkpoint
+    python training/train.py --work DIR --decay 1500                # resume; decay the rate to 0 within 1,500 steps
+    python training/train.py --work DIR --decay-until 1794843480    # resume; decay the rate to 0 until this Unix time
 
-Warm-up, a stable phase of open end, then (once asked for) a linear decay: one need not know beforehand how long the
-run will last. SIGTERM or SIGINT writes a checkpoint and stops; started again, the run goes on exactly where it was.
-In DIR/run: checkpoint-*.pt (the last two), snapshots/step-*.pt (weights alone, some steps of the whole run), curve.csv
-(loss), valid.csv (held-out loss, dead memories per layer), pid.
+The learning rate warms up, stays constant, and decays linearly once this is requested, so the length of the run need
+not be known in advance. SIGTERM and SIGINT write a checkpoint and stop. The same command resumes the run.
+
+DIR/run contains checkpoint-*.pt (the last two), snapshots/step-*.pt (weights at selected steps), curve.csv (loss),
+valid.csv (held-out loss and dead memories per layer) and pid.
 """
 
 import argparse
@@ -21,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from cores import SharedCores
 from data import Batch, Text, batch, epoch_plan
 from model import IGNORED, new_model, revive, start_from_frequencies, summed_loss, validate
 from muon import Muon
@@ -31,7 +31,7 @@ SHAPE = ("vocabulary", "positions", "layers", "width", "memories")
 
 
 def optimizers_for(model: OPTForCausalLM, weight_decay: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for embeddings, biases and norms; weight decay on matrices only."""
+    """Return Muon for the matrices of the layers and AdamW for the rest, with weight decay on matrices only."""
     inside = [p for p in model.model.decoder.layers.parameters() if p.dim() > 1]
     outside = [p for p in model.parameters() if p.dim() > 1 and not any(p is q for q in inside)]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
@@ -43,8 +43,11 @@ def optimizers_for(model: OPTForCausalLM, weight_decay: float) -> list[torch.opt
 def learning_rate(
     step: int, peak: float, warmup: int, decay: tuple[int, int] | None, clock: tuple[float, float] | None
 ) -> float:
-    """Rate of a step: linear warm-up, stable, and from decay[0] on linear to 0 over decay[1] steps, or, on a machine of
-    which nobody knows how many steps it will make, linear between the two points in time of `clock`."""
+    """Return the learning rate of a step.
+
+    It rises linearly during warm-up and is then constant. From step decay[0] on, it falls to 0 within decay[1] steps,
+    or between the two times of `clock`.
+    """
     rate = peak * min(1.0, (step + 1) / warmup)
     if decay is not None:
         rate *= max(0.0, 1 - (step - decay[0]) / decay[1])
@@ -54,7 +57,7 @@ def learning_rate(
 
 
 def save(state: dict[str, Any], run: Path) -> None:
-    """Write a checkpoint beside and rename it, so that a half-written one is never taken for whole; keep two."""
+    """Write a checkpoint under a temporary name, rename it, and keep the last two."""
     path = run / f"checkpoint-{state['step']:07d}.pt"
     torch.save(state, run / "checkpoint.partial")
     (run / "checkpoint.partial").replace(path)
@@ -63,7 +66,7 @@ def save(state: dict[str, Any], run: Path) -> None:
 
 
 def append(path: Path, row: dict[str, Any]) -> None:
-    """Add a row to a CSV file, with a header if it is the first."""
+    """Append a row to a CSV file. A new file starts with a header."""
     is_new = not path.exists()
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, row)
@@ -73,13 +76,13 @@ def append(path: Path, row: dict[str, Any]) -> None:
 
 
 def validation_batches(text: Text, options: argparse.Namespace) -> list[Batch]:
-    """A small fixed part of the held-out text: every n-th of its batches, cut as the training text is."""
+    """Return a fixed subset of the held-out text: every n-th batch."""
     batches = epoch_plan(text, options.length, options.batch_tokens, options.single, seed=0, epoch=0)
     return [batch(text, spans) for spans in batches[:: max(1, len(batches) // options.valid_batches)]]
 
 
 class Run:
-    """The state of a training run and the loop that moves it on."""
+    """A training run: its state and its loop."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -100,7 +103,6 @@ class Run:
         self.decay: tuple[int, int] | None = None
         self.clock: tuple[float, float] | None = None
         self.stopping = False
-        self.cores = SharedCores()
         checkpoints = sorted(self.directory.glob("checkpoint-*.pt"))
         if checkpoints:
             self.load(checkpoints[-1])
@@ -109,11 +111,11 @@ class Run:
         if options.decay_until and self.clock is None:
             self.clock = (time.time(), options.decay_until)
         elif options.decay_until and self.clock is not None and self.clock[1] != options.decay_until:
-            share = (self.clock[1] - time.time()) / (self.clock[1] - self.clock[0])  # the rate goes on from where it is
+            share = (self.clock[1] - time.time()) / (self.clock[1] - self.clock[0])  # continue at the current rate
             self.clock = (options.decay_until - (options.decay_until - time.time()) / share, options.decay_until)
 
     def load(self, path: Path) -> None:
-        """Take up the state of a checkpoint."""
+        """Restore the state of a checkpoint."""
         state = torch.load(path, weights_only=True)
         self.model.load_state_dict(state["model"])
         for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
@@ -123,20 +125,20 @@ class Run:
         print(f"resumed from {path.name}", flush=True)
 
     def save(self) -> None:
-        """Write the state. The cursor (epoch, index) stands for all randomness there is: the model has no dropout."""
+        """Write a checkpoint. Epoch and index determine all randomness, because the model has no dropout."""
         state = {k: getattr(self, k) for k in ("step", "epoch", "index", "tokens", "decay", "clock", "shape")}
         state["optimizers"] = [optimizer.state_dict() for optimizer in self.optimizers]
         save({"model": self.model.state_dict(), **state}, self.directory)
 
     def snapshot(self) -> None:
-        """Write the weights alone, for a later look at how memories came about; export.py reads these files too."""
+        """Write the weights, for series.py and export.py."""
         (self.directory / "snapshots").mkdir(exist_ok=True)
         state = {k: getattr(self, k) for k in ("step", "epoch", "tokens", "decay", "shape")}
         path = self.directory / "snapshots" / f"step-{self.step:07d}.pt"
         torch.save({"model": self.model.state_dict(), **state}, path)
 
     def advance(self, spans) -> tuple[float, float]:
-        """One optimizer step on one batch; give back its mean loss and the norm of the gradient before clipping."""
+        """Take one optimizer step. Returns the mean loss and the gradient norm before clipping."""
         self.rate = learning_rate(self.step, self.options.peak, self.options.warmup, self.decay, self.clock)
         for optimizer, share in zip(self.optimizers, (1.0, self.options.adam_share), strict=True):
             for group in optimizer.param_groups:
@@ -153,10 +155,10 @@ class Run:
         return loss.item(), norm.item()
 
     def depth(self) -> int | None:
-        """The number of layers that this step uses: all, or, in a share of the steps, some number of the upper half.
+        """Return the number of layers for this step: None for all, or a random number from the upper half.
 
-        The residual stream of the upper layers is then trained to be read by the output embedding, as the paper reads
-        it; a model without a final norm has no other reason to keep it so (see README.md).
+        Early exits train the residual stream of the upper layers to be readable through the output embedding, as the
+        paper reads it (see README.md).
         """
         random = np.random.default_rng([self.options.seed, self.step])
         if random.random() >= self.options.exits:
@@ -164,7 +166,7 @@ class Run:
         return int(random.integers(self.options.layers // 2, self.options.layers))
 
     def report(self) -> None:
-        """Held-out loss and the share of dead memories of every layer, to valid.csv."""
+        """Append the held-out loss and the share of dead memories per layer to valid.csv."""
         loss, dead = validate(self.model, self.held_out)
         row = {"step": self.step, "tokens": self.tokens, "loss": f"{loss:.4f}", "perplexity": f"{math.exp(loss):.2f}"}
         row |= {"dead": f"{sum(dead) / len(dead):.4f}"} | {f"dead_{i}": f"{share:.4f}" for i, share in enumerate(dead)}
@@ -172,7 +174,7 @@ class Run:
         print("valid", {k: row[k] for k in ("step", "perplexity", "dead")}, f"worst {max(dead):.3f}", flush=True)
 
     def revive(self) -> None:
-        """Give dead memories a new start; the optimizers forget what they knew of them."""
+        """Reinitialize dead memories and clear their optimizer state."""
         rng = np.random.default_rng([self.options.seed, self.step])
         plan = epoch_plan(self.text, self.options.length, self.options.batch_tokens, self.options.single, 0, 0)
         torch.manual_seed(self.step)
@@ -192,13 +194,13 @@ class Run:
         print("revived", sum(counts), counts, flush=True)
 
     def finished(self) -> bool:
-        """Is the decay (or the number of steps asked for) done?"""
+        """Return True after the decay or the requested number of steps."""
         decayed = self.decay is not None and self.step >= sum(self.decay)
         decayed = decayed or (self.clock is not None and time.time() >= self.clock[1])
         return decayed or (self.options.steps is not None and self.step >= self.options.steps)
 
     def go(self) -> None:
-        """Train until finished or told to stop."""
+        """Train until finished or stopped by a signal."""
         if self.step == 0 and 0 in self.options.snapshots:
             self.snapshot()
         saved = began = time.monotonic()
@@ -211,15 +213,13 @@ class Run:
             while self.index < len(plan) and not (self.stopping or self.finished()):
                 loss, norm = self.advance(plan[self.index])
                 losses.append(loss)
-                if self.options.share_cores and self.step % 5 == 0:
-                    torch.set_num_threads(self.cores.threads(self.options.threads))
                 if self.step % self.options.log_every == 0:
                     speed = (self.tokens - logged) / (time.monotonic() - began)
                     row = {"step": self.step, "epoch": self.epoch, "tokens": self.tokens}
                     row |= {"loss": f"{sum(losses) / len(losses):.4f}", "norm": f"{norm:.3f}"}
                     row |= {"rate": f"{self.rate:.2e}", "tokens_per_second": int(speed)}
                     append(self.directory / "curve.csv", row)
-                    print(row, f"threads {torch.get_num_threads()}", flush=True)
+                    print(row, flush=True)
                     began, logged, losses = time.monotonic(), self.tokens, []
                 if self.step % self.options.valid_every == 0:
                     self.report()
@@ -241,7 +241,6 @@ class Run:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--work", type=Path, required=True, help="directory with train.npz and valid.npz")
@@ -251,27 +250,35 @@ def main() -> None:
     add("--decay-until", type=float, help="start the decay now and end it at this time, in seconds since 1970")
     add("--layers", type=int, default=10)
     add("--width", type=int, default=192, help="dimensions of the residual stream")
-    add("--memories", type=int, default=768, help="of each layer")
+    add("--memories", type=int, default=768, help="memories per layer")
     add("--peak", type=float, default=3e-3, help="peak learning rate")
-    add("--adam-share", type=float, default=0.5, help="learning rate of embeddings, biases and norms, as a share")
+    add(
+        "--adam-share",
+        type=float,
+        default=0.5,
+        help="learning rate of embeddings, biases and norms, relative to --peak",
+    )
     add("--warmup", type=int, default=200, help="steps of warm-up")
     add("--weight-decay", type=float, default=0.1)
-    add("--clip", type=float, default=1.0, help="largest norm of the gradient")
-    add("--batch-tokens", type=int, default=3072, help="places in a batch, padding included")
-    add("--length", type=int, default=128, help="longest sequence, BOS included")
-    add("--single", type=float, default=0.25, help="share of sequences of a single sentence")
-    add("--exits", type=float, default=0.0, help="share of steps that read the stream at a layer of the upper half")
+    add("--clip", type=float, default=1.0, help="maximum gradient norm")
+    add("--batch-tokens", type=int, default=3072, help="tokens per batch, including padding")
+    add("--length", type=int, default=128, help="maximum sequence length, including BOS")
+    add("--single", type=float, default=0.25, help="share of sequences with a single sentence")
+    add(
+        "--exits", type=float, default=0.0, help="share of steps whose loss is computed after a layer of the upper half"
+    )
     add("--seed", type=int, default=1)
     add("--threads", type=int, default=2)
-    add("--share-cores", action="store_true", help="fewer threads while others are busy; see cores.py")
-    add("--log-every", type=int, default=25, help="steps")
-    add("--valid-every", type=int, default=250, help="steps")
+    add("--log-every", type=int, default=25, help="steps between log lines")
+    add("--valid-every", type=int, default=250, help="steps between validations")
     add("--valid-batches", type=int, default=8)
-    add("--revive-every", type=int, default=0, help="steps after which dead memories get a new key; 0: never")
-    add("--revive-above", type=float, default=0.3, help="not once the rate is below this share of its peak")
+    add("--revive-every", type=int, default=0, help="steps between revivals of dead memories; 0: never")
+    add(
+        "--revive-above", type=float, default=0.3, help="stop reviving when the rate falls below this share of its peak"
+    )
     add("--save-minutes", type=float, default=5.0)
     steps = [0, 100, 200, 400, 800, 1600, 3200, 6400, 12800]
-    add("--snapshots", type=int, nargs="*", default=steps, help="steps at which the weights are kept")
+    add("--snapshots", type=int, nargs="*", default=steps, help="steps at which the weights are saved")
     options = parser.parse_args()
 
     torch.set_num_threads(options.threads)
