@@ -125,7 +125,7 @@ def test_search_refuses_what_is_no_token_and_options_of_the_other_place(run: Run
     in_values = ["--in", "values"]
     for query, options, *words in (
         ([" Paris"], in_values, "' Paris'", "' ' + 'Par' + 'is'", "substring"),
-        (["Ω"], in_values, "'Ω'", "nor made of several"),
+        (["Ω"], in_values, "'Ω'", "nor a sequence of tokens"),
         (["Ω"], [*in_values, "--substring"], "contains 'Ω'"),
         (["a"], [*in_values, "--ends"], "--ends", "--in triggers"),
         (["a"], ["--substring"], "--substring", "--in values"),

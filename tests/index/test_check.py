@@ -240,10 +240,13 @@ def test_a_valid_checksum_with_invalid_content_is_one_line(
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ("SELECT * FROM patterns", r"Table with name patterns does not exist!; write \{memories\} for a table"),
+        (
+            "SELECT * FROM patterns",
+            r"Table with name patterns does not exist!; write tables in braces, like \{memories\}",
+        ),
         ("SELECT nothing FROM {memories}", "nothing"),
         ("SELECT", "a query failed on .*: Parser Error"),
-        ("SELECT * FROM {memories", r"write \{memories\} for a table"),
+        ("SELECT * FROM {memories", r"write tables in braces, like \{memories\}"),
         ("SELECT * FROM {patterns}", "has no table 'patterns'; run `memlens patterns"),
     ],
 )

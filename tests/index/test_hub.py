@@ -97,7 +97,7 @@ def test_a_second_push_replaces_the_first_and_leaves_nothing_of_it(
     assert noted(memlens.pull(REPO, out=tmp_path / "new").folder) == noted(tiny_llama_index.folder)
     old = memlens.pull(f"{REPO}@{first.commit}", out=tmp_path / "old")
     assert noted(old.folder) == noted(tiny_gpt2_values.folder)
-    with pytest.raises(IndexFolderError, match="another index than"):
+    with pytest.raises(IndexFolderError, match="a different index"):
         memlens.pull(REPO, out=tmp_path / "old")
     assert noted(tmp_path / "old") == noted(tiny_gpt2_values.folder)
     memlens.pull(REPO, out=tmp_path / "old", resume=False)
@@ -224,7 +224,7 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(
     ):
         index.manifest.with_files({name: {"bytes": 1, "sha256": "0" * 64}}).write(index.folder)
         hub.damage(REPO, "manifest.json", (index.folder / "manifest.json").read_bytes())
-        assert "which no index has" in refused("pull", REPO, "-o", tmp_path / "copy")
+        assert "which is not part of an index" in refused("pull", REPO, "-o", tmp_path / "copy")
     assert not list(tmp_path.rglob("stolen*"))
 
 
@@ -262,8 +262,8 @@ def test_what_cannot_be_pushed_or_pulled_is_one_line(
     assert "no dataset repository me/nothing" in refused("pull", "me/nothing", "-o", out)
     assert not out.exists()
     hub.commit("me/other", {"data.csv": b"1"})
-    assert "no index" in refused("push", index.folder, "me/other")
-    assert "does not hold a whole index" in refused("pull", "me/other", "-o", out)
+    assert "not part of an index" in refused("push", index.folder, "me/other")
+    assert "does not contain a complete index" in refused("pull", "me/other", "-o", out)
     assert not out.exists()
     for name in ("name", "a/b/c", "me/x@", "", "me/../x"):
         assert "not a repository" in refused("pull", name, "-o", out)

@@ -68,7 +68,7 @@ def test_what_the_scan_found_cannot_be_made_from_the_rest(
 ) -> None:
     index = copy_of(complete)
     damage(index.folder / f"{table}.parquet")
-    with pytest.raises(IndexFolderError, match="comes from the scan; scan again with --fresh"):
+    with pytest.raises(IndexFolderError, match="only a scan can rebuild it; scan again with --fresh"):
         memlens.repair(index.folder)
 
 

@@ -76,16 +76,16 @@ def test_the_bottom_end_is_searched_by_place(index):
 
 
 def test_a_text_that_is_not_one_token_is_refused_with_its_split(index):
-    with pytest.raises(UnknownName, match="is not one token of this model but can be written as ' the' \\+ ' the'"):
+    with pytest.raises(UnknownName, match="is not a token of this model but can be split into ' the' \\+ ' the'"):
         found_in(index, " the the")
-    with pytest.raises(UnknownName, match="nor made of several"):
+    with pytest.raises(UnknownName, match="nor a sequence of tokens"):
         found_in(index, "漢字")
     with pytest.raises(UnknownName, match="no token of this model contains"):
         found_in(index, "漢字", mode="substring")
 
 
 def test_many_equal_letters_are_split_at_once(index):
-    with pytest.raises(UnknownName, match="can be written as") as refused:
+    with pytest.raises(UnknownName, match="can be split into") as refused:
         found_in(index, " the" * 5000)
     assert str(refused.value).count(" + ") == 50 and " + …; name one" in str(refused.value)
     with pytest.raises(SettingError, match="has 20,000 characters; give at most 1,000"):

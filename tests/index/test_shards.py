@@ -95,7 +95,7 @@ def test_missing_doubled_and_foreign_parts_are_refused(parts: list[Path], scans:
     for number, (words, options) in enumerate(others.items()):
         scans.run(tmp_path / str(number), shard=words if "/" in words else "2/3", **options)
     for given, words in (
-        ([parts[0], parts[2]], "missing: 2; make them with --shard 2/3"),
+        ([parts[0], parts[2]], "missing: 2; scan them, starting with --shard 2/3"),
         ([*parts, parts[0]], "both shard 1/3"),
         ([*parts[:2], scans.alone], "not a shard of a scan"),
         *(([parts[0], tmp_path / str(number), parts[2]], words) for number, words in enumerate(others)),
@@ -132,7 +132,7 @@ def test_a_sealed_document_of_other_kinds_is_refused(parts: list[Path], tmp_path
     part = shutil.copytree(parts[1], tmp_path / "part")
     content = read_sealed(part / "partial" / "shard.json")
     write_sealed(part / "partial" / "shard.json", {key: content[key] for key in content if key != "seal"} | {name: 7})
-    with pytest.raises(IndexFolderError, match=rf"damaged \(Expected .* at `\$.{name}`\); make that shard again"):
+    with pytest.raises(IndexFolderError, match=rf"damaged \(Expected .* at `\$.{name}`\); scan this shard again"):
         memlens.merge([parts[0], part, parts[2]], out=tmp_path / "index")
     assert not (tmp_path / "index").exists()
 
@@ -185,7 +185,7 @@ def test_a_part_whose_files_are_gone_is_not_called_complete(parts: list[Path], s
     (state,) = (copy / "partial" / "parts").glob("*.npz")
     state.unlink()
     with pytest.raises(
-        IndexFolderError, match=f"{state.name} is missing or damaged; make shard 2/3 again with --fresh"
+        IndexFolderError, match=f"{state.name} is missing or damaged; scan shard 2/3 again with --fresh"
     ):
         scans.run(copy, shard="2/3")
 

@@ -155,14 +155,14 @@ def _read_events(annotations: Annotations, task: str, text: str) -> list[Event]:
         raise SettingError(f"the file is JSON, but not an export of `memlens {_EXPORTED_BY[task]}`")
     version = content.get("memlens_annotations")
     if isinstance(version, bool) or version != 2:
-        raise SettingError(f"the file has version {version!r:.40}, this memlens reads 2; export it again")
+        raise SettingError(f"the file has version {version!r:.40}, but this memlens reads version 2; export it again")
     file_task = content.get("task")
     if file_task != task:
         advice = "use `memlens annotate INDEX restore`" if file_task == _BOTH else "export the right task"
         raise SettingError(f"the file contains {file_task!r:.40}, not {task}; {advice}")
     for name, value in _origin(annotations, task).items():
         if content.get(name) != value:
-            raise SettingError(f"the {task} belong to an index of another {name} and refer to other prefixes")
+            raise SettingError(f"the {task} belong to an index of another {name}, so they do not fit this index")
     events = []
     for number, event in enumerate(content["events"]):
         place = f"event {number} of the file"

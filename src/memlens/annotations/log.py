@@ -57,7 +57,7 @@ class Event:
         except UnicodeEncodeError as error:
             raise SettingError(f"a text of the {self.kind} on {self.subject!a} is not UTF-8") from error
         if len(rest) > _MAX_LINE // 2:
-            raise SettingError(f"the {self.kind} on {self.subject} has {len(rest):,} bytes; at most 32 MB are stored")
+            raise SettingError(f"the {self.kind} on {self.subject} has {len(rest):,} bytes; the limit is 32 MB")
         return _START + _compute_checksum(rest) + rest + b"\n"
 
     @classmethod
@@ -218,7 +218,7 @@ class AnnotationLog:
             try:
                 lock.acquire(timeout=_LOCK_SECONDS)
             except Timeout as error:
-                raise FilesError(f"another process keeps {self.path} locked; try again later") from error
+                raise FilesError(f"{self.path} is locked by another process; try again later") from error
         try:
             yield
         finally:

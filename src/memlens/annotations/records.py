@@ -137,7 +137,7 @@ class Verdict:
         """Return the verdict of an event. Raises one of CONTENT_ERRORS if it is none, or on another subject."""
         change = LastLayerChange.of(event.content)
         if change.name != event.subject:
-            raise ValueError("prefix and words belong to a different subject")
+            raise ValueError("the prefix and predictions belong to another example")
         return cls(event.annotator, change, str(event.content["verdict"]))
 
 
@@ -227,7 +227,7 @@ class _State:
 
     def _apply(self, event: Event, is_undone: bool) -> None:
         if event.kind not in EVENT_KINDS[event.task]:
-            raise ValueError("not a kind of event that this version knows")
+            raise ValueError("unknown kind of event")
         if event.kind == "sample":
             self.sample = Sample.read(event.content)
         elif event.kind == "finish":
@@ -402,8 +402,8 @@ class Annotations:
             missing = [memory for memory in (self.sample.memories if self.sample else ()) if memory not in labeled]
             if missing:
                 raise SettingError(
-                    f"{annotator} has not labeled {len(missing)} memories of the sample, first {missing[0]}; "
-                    "save a memory without patterns if it has none"
+                    f"{annotator} has not labeled {len(missing)} memories of the sample, for example {missing[0]}; "
+                    "save a memory that has no pattern without one"
                 )
             if not labeled:
                 raise SettingError(f"{annotator} has not labeled any memory")
@@ -524,7 +524,9 @@ def _check_protocol(events: Sequence[Event]) -> None:
     parts = (events[: labels[0]] if labels else events), events
     samples = [[event.content for event in part if event.kind == "sample"][-1:] for part in parts]
     if samples[0] != samples[1]:
-        raise SettingError("the file has another sample than the labels of this index; nothing was imported")
+        raise SettingError(
+            "the labels in the file belong to another sample than those of the index; nothing was imported"
+        )
     finished: set[str] = set()
     for event in events:
         if event.kind == "finish":

@@ -131,7 +131,7 @@ def compute_agreement(annotations: Annotations) -> list[PairAgreement]:
         unfinished = annotations.list_annotators(finished=False)
         still_labeling = f"; still labeling: {', '.join(unfinished)}" if unfinished else ""
         raise SettingError(
-            f"agreement needs two annotators who have finished, there are {len(by_person)}{still_labeling}"
+            f"agreement needs two annotators who have finished; finished: {len(by_person)}{still_labeling}"
         )
     return [
         _compare_pair(one, other, by_person[one], by_person[other]) for one, other in combinations(sorted(by_person), 2)

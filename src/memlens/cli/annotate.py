@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import memlens
-from memlens.cli.options import Force, Group, IndexFolder, refuse_unused, with_screen
+from memlens.cli.options import Force, Group, IndexFolder, Verb, refuse_unused, with_screen
 from memlens.cli.screen import Screen, open_output
 from memlens.errors import SettingError, UnknownName
 from memlens.settings import MOST_SEED
@@ -22,16 +22,11 @@ _CHANGES = "experiments/last-layer"
 _OTHER_COLUMNS = 62  # width of the columns next to a prefix
 
 _Annotator = Annotated[str, typer.Option(metavar="NAME", help="Name of the annotator.")]
-_OnlyAnnotator = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Export only this annotator, finished or not.")
-]
 _Memory = Annotated[str, typer.Option(metavar="MEMORY", help="The memory, like L3N51.")]
 _Example = Annotated[str, typer.Option(metavar="NAME", help="The example, as `verdicts list` names it.")]
 _Format = Annotated[
     str | None, typer.Option("--format", metavar="json|csv", help="Default: csv for a file named .csv, else json.")
 ]
-_ToFile = Annotated[str | None, typer.Option("--file", metavar="FILE", help="File to write. Default: stdout.")]
-_FromFile = Annotated[str | None, typer.Option("--file", metavar="FILE", help="File to read. Default: stdin.")]
 
 
 def _annotate(context: typer.Context, index: IndexFolder) -> None:
@@ -138,7 +133,7 @@ def _status(screen: Screen, context: typer.Context) -> None:
     from memlens.annotations.study import read_study
 
     study = read_study(_open(screen, context))
-    _print_rows(screen, [asdict(person) for person in study.people], "no memory has been labeled")
+    _print_rows(screen, [asdict(person) for person in study.people], empty="no memory has been labeled")
 
 
 @with_screen(json=True)
@@ -157,76 +152,57 @@ def _compare(screen: Screen, context: typer.Context) -> None:
     _print_rows(screen, [asdict(row) for row in compare_with_people(_open(screen, context))])
 
 
-def _print_rows(screen: Screen, rows: Sequence[Mapping[str, Any]], note_if_empty: str = "") -> None:
-    if screen.as_json:
-        screen.json(rows)
-    elif rows:
-        screen.table([name.replace("_", " ") for name in rows[0]], [[*row.values()] for row in rows])
-    else:
-        screen.note(note_if_empty)
+def _print_rows(screen: Screen, rows: Sequence[Mapping[str, Any]], *, empty: str = "") -> None:
+    """Print rows whose columns have the names of the JSON fields."""
+    heads = [name.replace("_", " ") for name in rows[0]] if rows else []
+    screen.records(rows, heads, [[*row.values()] for row in rows], empty=empty)
 
 
-@with_screen(json=False)
-def _export_labels(
-    screen: Screen,
-    context: typer.Context,
-    annotator: _OnlyAnnotator = None,
-    format_: _Format = None,
-    file: _ToFile = None,
-    force: Force = False,
-) -> None:
-    """Write the labels of annotators who have finished as JSON (with history) or CSV (current labels)."""
-    _export(screen, context, "labels", annotator, format_, file, force)
+def _make_export(task: str, help_text: str) -> Verb:
+    """Return the subcommand that exports labels or verdicts."""
+
+    def export(
+        screen: Screen,
+        context: typer.Context,
+        annotator: Annotated[
+            str | None, typer.Option(metavar="NAME", help="Export only this annotator, finished or not.")
+        ] = None,
+        format_: _Format = None,
+        file: Annotated[
+            str | None, typer.Option("--file", metavar="FILE", help="File to write. Default: stdout.")
+        ] = None,
+        force: Force = False,
+    ) -> None:
+        from memlens.annotations.files import export_text
+
+        if file is None:
+            refuse_unused({"--force": force}, "has no effect without --file")
+        text = export_text(_open(screen, context), task, format_ or _guess_format(file), annotator)
+        _write(screen, text, file, force, task)
+
+    export.__doc__ = help_text
+    return with_screen(json=False)(export)
 
 
-@with_screen(json=False)
-def _import_labels(screen: Screen, context: typer.Context, format_: _Format = None, file: _FromFile = None) -> None:
-    """Add the labels of an export."""
-    _import(screen, context, "labels", format_, file)
+def _make_import(task: str, help_text: str) -> Verb:
+    """Return the subcommand that imports labels or verdicts."""
 
+    def import_(
+        screen: Screen,
+        context: typer.Context,
+        format_: _Format = None,
+        file: Annotated[
+            str | None, typer.Option("--file", metavar="FILE", help="File to read. Default: stdin.")
+        ] = None,
+    ) -> None:
+        from memlens.annotations.files import import_text, read_export
 
-@with_screen(json=False)
-def _export_verdicts(
-    screen: Screen,
-    context: typer.Context,
-    annotator: _OnlyAnnotator = None,
-    format_: _Format = None,
-    file: _ToFile = None,
-    force: Force = False,
-) -> None:
-    """Write verdicts as JSON (with history) or CSV (current verdicts)."""
-    _export(screen, context, "verdicts", annotator, format_, file, force)
+        annotations = _open(screen, context)
+        count = import_text(annotations, task, read_export(file), format_ or _guess_format(file))
+        screen.note(f"imported {count:,} new events")
 
-
-@with_screen(json=False)
-def _import_verdicts(screen: Screen, context: typer.Context, format_: _Format = None, file: _FromFile = None) -> None:
-    """Add the verdicts of an export."""
-    _import(screen, context, "verdicts", format_, file)
-
-
-def _export(
-    screen: Screen,
-    context: typer.Context,
-    task: str,
-    annotator: str | None,
-    format: str | None,
-    file: str | None,
-    force: bool,
-) -> None:
-    from memlens.annotations.files import export_text
-
-    if file is None:
-        refuse_unused({"--force": force}, "has no effect without --file")
-    text = export_text(_open(screen, context), task, format or _guess_format(file), annotator)
-    _write(screen, text, file, force, task)
-
-
-def _import(screen: Screen, context: typer.Context, task: str, format: str | None, file: str | None) -> None:
-    from memlens.annotations.files import import_text, read_export
-
-    annotations = _open(screen, context)
-    count = import_text(annotations, task, read_export(file), format or _guess_format(file))
-    screen.note(f"{count:,} new {task} or events")
+    import_.__doc__ = help_text
+    return with_screen(json=False)(import_)
 
 
 def _guess_format(file: str | None) -> str:
@@ -266,7 +242,7 @@ def _restore(
     from memlens.annotations.files import read_export, restore_text
 
     annotations = _open(screen, context)
-    screen.note(f"{restore_text(annotations, read_export(file, 'FILE')):,} new events")
+    screen.note(f"restored {restore_text(annotations, read_export(file, 'FILE')):,} missing events")
 
 
 @with_screen(json=True)
@@ -311,7 +287,7 @@ def _list_changes(screen: Screen, context: typer.Context, annotator: str | None)
         }
         for name, change in _read_changes(annotations.index).items()
     ]
-    _print_rows(screen, rows, "the last layer changes no prediction of the sample")
+    _print_rows(screen, rows, empty="the last layer changes no prediction of the sample")
 
 
 def _read_changes(index: memlens.Index) -> dict[str, LastLayerChange]:
@@ -364,7 +340,7 @@ def _verdict_status(screen: Screen, context: typer.Context) -> None:
         rows.append(
             {"annotator": person, "judged": len(names & examples), "examples": len(examples), "all": len(names)}
         )
-    _print_rows(screen, rows, "no change has been judged")
+    _print_rows(screen, rows, empty="no change has been judged")
 
 
 verdicts = Group(
@@ -374,8 +350,8 @@ verdicts = Group(
         "judge": _judge,
         "undo": _undo_verdict,
         "status": _verdict_status,
-        "export": _export_verdicts,
-        "import": _import_verdicts,
+        "export": _make_export("verdicts", "Write verdicts as JSON (with history) or CSV (current verdicts)."),
+        "import": _make_import("verdicts", "Add the verdicts of an export."),
     },
     needs_command=False,
 )
@@ -389,8 +365,10 @@ annotate = Group(
         "status": _status,
         "agreement": _agreement,
         "compare": _compare,
-        "export": _export_labels,
-        "import": _import_labels,
+        "export": _make_export(
+            "labels", "Write the labels of annotators who have finished as JSON (with history) or CSV (current labels)."
+        ),
+        "import": _make_import("labels", "Add the labels of an export."),
         "backup": _backup,
         "restore": _restore,
         "recover": _recover,

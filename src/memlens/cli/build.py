@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -386,15 +385,15 @@ def _list_related(screen: Screen, index: memlens.Index, related: str | None, sha
             [str(one.name), one.triggers, "" if one.tokens is None else one.tokens, ", ".join(one.patterns)]
             for one in memories
         ]
-        _print_list(screen, memories, heads, rows)
+        screen.records(memories, heads, rows, wrap=True)
     elif shared:
         patterns = shared_patterns(index, limit)
         rows = [[len(one.memories), one.description, one.kind, " ".join(map(str, one.memories))] for one in patterns]
-        _print_list(screen, patterns, ["memories", "pattern", "kind", "which"], rows)
+        screen.records(patterns, ["memories", "pattern", "kind", "which"], rows, wrap=True)
     else:
         pairs = duplicates(index)[:limit]
         rows = [[str(pair.one), str(pair.other), pair.shared, f"{pair.jaccard:.2f}"] for pair in pairs]
-        _print_list(screen, pairs, ["memory", "other", "equal triggers", "Jaccard"], rows)
+        screen.records(pairs, ["memory", "other", "equal triggers", "Jaccard"], rows, wrap=True)
 
 
 def _explain(screen: Screen, index: memlens.Index, url: str, model: str, memories: list[str], seed: int) -> None:
@@ -406,17 +405,7 @@ def _explain(screen: Screen, index: memlens.Index, url: str, model: str, memorie
     endpoint = Explainer(url, model)
     proposals = [propose(index, name, endpoint, seed) for name in names]
     rows = [[str(one.memory), one.by, one.detection_text, one.description] for one in proposals]
-    _print_list(screen, proposals, ["memory", "proposed by", "detection", "proposal"], rows)
-
-
-def _print_list(screen: Screen, records: Sequence[Any], heads: list[str], rows: list[list[Any]]) -> None:
-    """Print records as JSON or as rows of a table."""
-    if screen.as_json:
-        screen.json(records)
-    elif rows:
-        screen.table(heads, rows, wrap=True)
-    else:
-        screen.note("none found")
+    screen.records(proposals, ["memory", "proposed by", "detection", "proposal"], rows, wrap=True)
 
 
 _ROLE_WIDTH, _COUNT_WIDTH = 18, 8  # columns of the table of roles by layer

@@ -16,12 +16,13 @@ from memlens.cli.options import (
     IndexFolder,
     ModelNow,
     ModelOrIndex,
+    against_option,
     refuse_others,
+    token_option,
     with_screen,
 )
-from memlens.cli.screen import ProgressBar, Screen, command_line, fit_items
+from memlens.cli.screen import ProgressBar, Screen, check_outputs, command_line, fit_items
 from memlens.errors import SettingError
-from memlens.files import refuse_output
 from memlens.text import cut_left, cut_right, number, percent, quoted, visible
 
 if TYPE_CHECKING:
@@ -44,20 +45,8 @@ def circuit(
     prompt: Annotated[
         str | None, typer.Argument(metavar="PROMPT", help="Text whose next token is explained.", show_default=False)
     ] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT", help="Token to explain. Default: the model's prediction.", rich_help_panel=_PROMPT
-        ),
-    ] = None,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Explain the logit difference between --token and this token.",
-            rich_help_panel=_PROMPT,
-        ),
-    ] = None,
+    token: Annotated[str | None, token_option(_PROMPT)] = None,
+    against: Annotated[str | None, against_option(_PROMPT)] = None,
     nodes: Annotated[
         int | None,
         typer.Option(
@@ -120,13 +109,16 @@ def circuit(
     _check_choice("--method", method, _METHODS)
     if nodes is not None and nodes < 1:
         raise SettingError(f"--nodes is {nodes}; it must be 1 or more")
-    _check_outputs(save, svg, pairs is not None, force)
+    from memlens.circuits.export import is_graph, is_svg, save_graph, save_svg
+    from memlens.tracer.intervention import is_intervention
+
+    is_ours = is_graph if pairs is None else is_intervention
+    check_outputs({"--save": (save, is_ours), "--svg": (svg, is_svg)}, force=force)
     place: dict[str, Any] = {"where": where, "device": device, "dtype": dtype}
     if pairs is not None:
         given = {"method": method, "steps": steps, "seed": seed}
         _show_task(screen, model, pairs, save, force, {k: v for k, v in given.items() if v is not None}, place)
         return
-    from memlens.circuits.export import save_graph, save_svg
     from memlens.circuits.graph import circuit as find_circuit
     from memlens.tracer.prompt import open_model
 
@@ -143,24 +135,6 @@ def circuit(
 def _check_choice(option: str, value: str | None, choices: tuple[str, ...]) -> None:
     if value is not None and value not in choices:
         raise SettingError(f"{option} is '{value}'; it must be {' or '.join(choices)}")
-
-
-def _check_outputs(save: Path | None, svg: Path | None, is_task: bool, force: bool) -> None:
-    """Raise SettingError or OutputError if a file cannot be written, before anything is computed."""
-    if save is None and svg is None:
-        if force:
-            raise SettingError("--force has no effect without --save or --svg; leave it out")
-        return
-    from memlens.circuits.export import is_graph, is_svg
-    from memlens.tracer.intervention import is_intervention
-
-    if save is not None and svg is not None and save.resolve() == svg.resolve():
-        raise SettingError(f"--save and --svg both name {save}; use two files")
-    for path, is_ours in ((save, is_intervention if is_task else is_graph), (svg, is_svg)):
-        if path is not None:
-            refuse_output(path, is_ours, force=force)
-            if not path.parent.is_dir():
-                raise SettingError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
 
 
 def _print_circuit(screen: Screen, graph: Circuit) -> None:

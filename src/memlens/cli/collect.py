@@ -80,16 +80,12 @@ def collect(
 
 
 def _print_notes(screen: Screen, notes: list[Note]) -> None:
-    if screen.as_json:
-        screen.json([plain(note) for note in notes])
-    elif notes:
-        rows = [
-            ["★" if note.star else "", str(note.memory), *map(visible, (note.name, "; ".join(note.lists), note.note))]
-            for note in notes
-        ]
-        screen.table(["", "memory", "name", "lists", "note"], rows)
-    else:
-        screen.note("no memories collected; add one with `memlens collect INDEX MEMORY --star`")
+    rows = [
+        ["★" if note.star else "", str(note.memory), *map(visible, (note.name, "; ".join(note.lists), note.note))]
+        for note in notes
+    ]
+    empty = "no memories collected; add one with `memlens collect INDEX MEMORY --star`"
+    screen.records([plain(note) for note in notes], ["", "memory", "name", "lists", "note"], rows, empty=empty)
 
 
 def _get_format(file: str, option: str) -> str:

@@ -19,14 +19,14 @@ from memlens.cli.options import (
     IndexDtype,
     ModelNow,
     ModelOrIndex,
+    against_option,
     refuse_others,
-    refuse_unused,
+    token_option,
     with_screen,
     with_settings,
 )
-from memlens.cli.screen import Cell, ProgressBar, Screen, command_line, fit_items
+from memlens.cli.screen import Cell, ProgressBar, Screen, check_outputs, command_line, fit_items
 from memlens.errors import SettingError
-from memlens.files import refuse_output
 from memlens.settings import ProbeSettings, option_name
 from memlens.text import MISSING, cut_left, number, plain, quoted, tail, visible
 
@@ -73,12 +73,8 @@ def trace(
     position: Annotated[
         int, typer.Option(metavar="N", help="Token position to trace, from 0; -1 is the last one.")
     ] = -1,
-    token: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Token to explain. Default: the model's prediction.")
-    ] = None,
-    against: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Explain the logit difference between --token and this token.")
-    ] = None,
+    token: Annotated[str | None, token_option()] = None,
+    against: Annotated[str | None, against_option()] = None,
     sets: _Sets = None,
     at: _At = None,
     file: Annotated[
@@ -104,12 +100,9 @@ def trace(
     intervention = _read_intervention(sets or [], at, file)
     if save is not None and intervention is None:
         raise SettingError(f"there is no intervention to save in {save}; add --set")
-    if save is None:
-        refuse_unused({"--force": force}, "has no effect without --save")
-    else:
-        from memlens.tracer.intervention import is_intervention
+    from memlens.tracer.intervention import is_intervention
 
-        refuse_output(save, is_intervention, force=force)  # before the model is loaded
+    check_outputs({"--save": (save, is_intervention)}, force=force)
     if not generate and (temperature != 0 or seed != 0):
         raise SettingError("--temperature and --seed have no effect without --generate")
     if temperature == 0 and seed != 0:
@@ -356,9 +349,10 @@ def probe(
         raise SettingError("--steer and --towards need each other; give both or neither")
     if strength is not None and (steer is None or not math.isfinite(strength)):
         raise SettingError(f"--strength is {strength}; it must be a finite number and needs --steer")
-    if save is None and steer is None:
-        refuse_unused({"--force": force}, "has no effect without --save or --steer")
-    _check_outputs(save, steer, force)
+    from memlens.probing.saved import is_probe
+    from memlens.tracer.intervention import is_intervention
+
+    check_outputs({"--save": (save, is_probe), "--steer": (steer, is_intervention)}, force=force)
     place = {"where": where, "device": device, "dtype": dtype}
     if apply is None:
         fitted = _fit(screen, model, labels, towards, options, place)
@@ -372,20 +366,6 @@ def probe(
     if steer is not None and towards is not None:
         fitted.steer(towards, 1.0 if strength is None else strength).save(steer, force=force)
         screen.note(f"next: {command_line('trace', model, 'PROMPT', '--file', steer, '--generate', 20)}")
-
-
-def _check_outputs(save: Path | None, steer: Path | None, force: bool) -> None:
-    """Raise SettingError or OutputError if a file cannot be written, before anything is computed."""
-    from memlens.probing.saved import is_probe
-    from memlens.tracer.intervention import is_intervention
-
-    for path, is_ours in ((save, is_probe), (steer, is_intervention)):
-        if path is not None:
-            refuse_output(path, is_ours, force=force)
-            if not path.parent.is_dir():
-                raise SettingError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
-    if save is not None and steer is not None and save.resolve() == steer.resolve():
-        raise SettingError(f"--save and --steer both name {save}; use two files")
 
 
 def _fit(
@@ -424,11 +404,8 @@ def _apply(
         raise SettingError(f"{labels} holds no texts to apply the probe to")
     loaded, _ = open_model(model, **place)
     predictions: Sequence[Prediction] = saved.apply(loaded, texts)
-    if screen.as_json:
-        screen.json(predictions)
-    else:
-        rows = [[one.label, None if one.p is None else max(one.p.values()), _end_cell(one.text)] for one in predictions]
-        screen.table(["label", "p", "text"], rows)
+    rows = [[one.label, None if one.p is None else max(one.p.values()), _end_cell(one.text)] for one in predictions]
+    screen.records(predictions, ["label", "p", "text"], rows)
     return saved
 
 

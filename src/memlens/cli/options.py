@@ -104,6 +104,20 @@ Validation = Annotated[
 ]
 
 
+def token_option(panel: str | None = None) -> Any:
+    """Return --token, the token that a trace or a circuit explains."""
+    return typer.Option(
+        metavar="TEXT", help="Token to explain. Default: the model's prediction.", rich_help_panel=panel
+    )
+
+
+def against_option(panel: str | None = None) -> Any:
+    """Return --against, the token that --token is compared with."""
+    return typer.Option(
+        metavar="TEXT", help="Explain the logit difference between --token and this token.", rich_help_panel=panel
+    )
+
+
 def refuse_unused(given: Mapping[str, Any], why: str) -> None:
     """Raise SettingError for the first option that is given; `why` completes the sentence "--option ..."."""
     for option, value in given.items():

@@ -59,6 +59,25 @@ def open_output(
         yield handle
 
 
+def check_outputs(outputs: Mapping[str, tuple[Path | None, Callable[[bytes], bool]]], *, force: bool) -> None:
+    """Raise SettingError or OutputError if a file cannot be written, before anything is computed.
+
+    Args:
+        outputs: By option: the file, or None if the option is not given, and whether its content may be replaced.
+        force: Replace files that memlens did not write.
+    """
+    given = {option: (path, is_ours) for option, (path, is_ours) in outputs.items() if path is not None}
+    if force and not given:
+        raise SettingError(f"--force has no effect without {' or '.join(outputs)}; leave it out")
+    seen: dict[Path, str] = {}
+    for option, (path, is_ours) in given.items():
+        refuse_output(path, is_ours, force=force)
+        if not path.parent.is_dir():
+            raise SettingError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
+        if (other := seen.setdefault(path.resolve(), option)) != option:
+            raise SettingError(f"{other} and {option} both name {path}; use two files")
+
+
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError  # app.py handles it; rich would end the process
@@ -159,6 +178,23 @@ class Screen:
         for row in zip(*(column for _, column in columns), strict=True):
             table.add_row(*(cell(width) if callable(cell) else cell for cell, width in zip(row, widths, strict=True)))
         self.result(table)
+
+    def records(
+        self,
+        records: Sequence[Any],
+        heads: Sequence[str],
+        rows: Iterable[Sequence[Any]],
+        *,
+        empty: str = "none found",
+        wrap: bool = False,
+    ) -> None:
+        """Print records as JSON or as rows of a table. Without records, the table is replaced by the note `empty`."""
+        if self.as_json:
+            self.json(records)
+        elif records:
+            self.table(heads, rows, wrap=wrap)
+        else:
+            self.note(empty)
 
     def json(self, content: Any) -> None:
         """Print one JSON document on one line, in ASCII."""

@@ -1,4 +1,4 @@
-"""Builds an index from a model and a corpus, in stages that can be interrupted at any time and resumed.
+"""Building an index from a model and a corpus, in stages that can be interrupted at any time and resumed.
 
 plan      partial/plan.json: model, corpus and settings of this scan
 corpus    partial/corpus.parquet and the flat arrays beside it
@@ -52,15 +52,21 @@ from memlens.signals import Stopper, stop_on_signal
 
 
 def longest_sentence(model: MemoryModel, settings: ScanSettings) -> int | None:
-    """Return the most tokens that a sentence may have, without BOS. Raises SettingError for impossible BOS options."""
+    """Return the maximum number of tokens of a sentence, without BOS, or None if there is no limit.
+
+    Raises:
+        SettingError: The BOS option does not fit the model.
+    """
     bos = bos_to_feed(model, settings)
     if settings.bos == "yes" and bos is None:
         raise SettingError(f"--bos is yes, but the tokenizer of {model.name} has no BOS token; use --bos auto or no")
     if bos is not None and bos >= model.vocabulary:
-        raise SettingError(f"BOS is token {bos}, but {model.name} has only {model.vocabulary}; use --bos no")
+        raise SettingError(f"the BOS token is {bos}, but {model.name} has only {model.vocabulary} tokens; use --bos no")
     if settings.bos_prefix and bos is None:
         advice = "leave the preset out" if model.tokenizer.bos is None else "add --bos yes"
-        raise SettingError(f"the preset needs BOS in front of a sentence, which {model.name} is not fed: {advice}")
+        raise SettingError(
+            f"the preset needs BOS before each sentence, but {model.name} is scanned without it; {advice}"
+        )
     room = None if model.context is None else model.context - (bos is not None)
     if settings.max_length is None or room is None:
         return settings.max_length or room
@@ -74,7 +80,7 @@ def make_plan(
     layers: tuple[int, ...],
     shard: ShardNumber | None = None,
 ) -> dict[str, Any]:
-    """Return the plan of a scan as JSON: everything that must be equal to resume the scan."""
+    """Return the plan of a scan as JSON: everything that must stay equal when the scan is resumed."""
     plan = {
         "schema": SCHEMA_VERSION,
         "model": model.fingerprint(),
@@ -101,7 +107,7 @@ def build_index(
     device_map: Any = None,
     text_processes: int = 1,
 ) -> dict[str, Any]:
-    """Make `folder` the index of a model and a corpus, or resume an interrupted call. Return the plan.
+    """Build an index in `folder`, or resume an interrupted build. Return the plan.
 
     Args:
         model: The model.
@@ -110,11 +116,11 @@ def build_index(
         folder: The index folder.
         resume: Resume an unfinished scan, and keep a finished index.
         progress: Called with stage, work done and total.
-        save_seconds: Least time between two saves of the state.
+        save_seconds: Minimum time between two saves of the state.
         run: Where workers run.
-        workers: Number of workers; 1 for this process, 0 on a Ray cluster for as many as it has room for.
-        shard: Scan this shard only. The folder becomes a shard for `merge_shards`.
-        layer_budget: Most layers in one pass over the corpus.
+        workers: Number of workers; 1 means this process, 0 on a Ray cluster means as many as fit.
+        shard: Scan only this shard. The folder then holds a shard for `merge_shards` instead of an index.
+        layer_budget: Maximum number of layers per pass over the corpus.
         device_map: The device map that the model was loaded with.
         text_processes: Processes that tokenize a long text.
     """
@@ -124,7 +130,7 @@ def build_index(
     shapes = shapes_of(model, layers, settings)
     check_list_memory(shapes, settings, layer_budget)
     max_length = longest_sentence(model, settings)
-    stamps = corpus_stamps(corpus)  # before the fingerprint is computed
+    stamps = corpus_stamps(corpus)  # taken first, because computing the fingerprint takes a while
     plan = make_plan(model, corpus, settings, layers, shard)
     staging.check_outside_corpus(folder, corpus.sources)
     if resume:
@@ -189,7 +195,8 @@ def publish(
 ) -> None:
     """Publish a finished scan in partial/ as an index.
 
-    The manifest has checksums of what was written, not of what is on disk, so that later changes show.
+    Checksums in the manifest are those of the written bytes, not of the files on disk, so that later changes are
+    detected.
     """
     files = {CORPUS: store.files[CORPUS], VOCABULARY: vocabulary, **write_scan_tables(folder / PARTIAL, scanned, store)}
     content = make_manifest(model, plan, store.counts, scanned.prefixes, scanned.tokens, files)
@@ -270,15 +277,15 @@ def _scan(
     progress: Progress,
     stopper: Stopper,
 ) -> JoinedParts:
-    """Scan every batch that no part contains, in as many passes over the corpus as the layer budget requires."""
+    """Scan every batch that no part contains. The layer budget determines the number of passes over the corpus."""
     bos = bos_to_feed(model, settings)
     counts = store.batches(lambda number, own: len(plan_batches(number, own, settings, bos)), stopper.check)
     parts.check()
     before = JoinedParts([parts], shapes, settings)
     total = int(store.counts["tokens"]) // (1 if shard is None else shard.of)  # approximate
-    fed = before.tokens * len(shapes)  # tokens, counted once for each layer
+    fed = before.tokens * len(shapes)  # each token counts once per layer
     progress("scan", before.tokens, total)
-    for layers in _passes(before.layers_alike(), layer_budget):
+    for layers in _split_passes(before.layers_alike(), layer_budget):
         ranges = list(remaining_ranges(counts, before.done(layers[0]), shard))
         if not ranges:
             continue
@@ -306,8 +313,8 @@ def _scan(
     return after
 
 
-def _passes(alike: Sequence[tuple[int, ...]], budget: int | None) -> Iterator[tuple[int, ...]]:
-    """Yield the layers of each pass. They contain the same batches."""
+def _split_passes(alike: Sequence[tuple[int, ...]], budget: int | None) -> Iterator[tuple[int, ...]]:
+    """Split groups of layers that have the same batches done into passes of at most `budget` layers."""
     for layers in alike:
         size = budget or len(layers)
         for first in range(0, len(layers), size):

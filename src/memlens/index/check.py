@@ -1,10 +1,10 @@
-"""`memlens check`: whether every file of an index is whole and belongs to it, and how a damaged manifest is restored.
+"""Verification of every file of an index (`memlens check`), and restoration of a damaged manifest.
 
-whole        present, with the checksum and the content that the manifest describes
-damaged      missing, changed, not readable, or with rows about something that the index does not have
-unreadable   present, but the system does not allow reading it: permissions, a lock, a failing disk
+whole        present, with the checksum and content that the manifest records
+damaged      missing, changed, unreadable, or with rows about something that the index does not contain
+unreadable   present, but the system denies reading it: permissions, a lock, a failing disk
 outdated     whole, but made from a table that was replaced since
-not noted    present, but not part of the index: left by a stage that was killed, or a user's file
+not noted    present, but not in the manifest: left by a killed stage, or a user's file
 """
 
 import shutil
@@ -70,7 +70,7 @@ def find_bad_reference(index: Index, table: str, with_corpus: bool = True) -> st
 
 
 def _find_bad_memory(index: Index, table: str) -> str:
-    """Look for layers that were not scanned and memories that a layer does not have."""
+    """Return a sentence about a layer that was not scanned or a memory that its layer does not have, or ""."""
     rows = index.sql(
         f"SELECT layer, min(memory) AS low, max(memory) AS high, count(*) AS rows, "
         f"count(DISTINCT memory) AS memories FROM {{{table}}} WHERE memory IS NOT NULL GROUP BY layer ORDER BY layer"
@@ -88,7 +88,7 @@ def _find_bad_memory(index: Index, table: str) -> str:
 
 
 def _find_bad_prefix(index: Index, table: str) -> str:
-    """Look for sentences that the corpus does not have, and positions beyond the end of a sentence."""
+    """Return a sentence about a missing sentence or a position beyond the end of its sentence, or ""."""
     wrong = index.sql(
         f"SELECT t.sentence, t.position, c.sentence IS NULL AS lost FROM "
         f"(SELECT sentence, min(position) AS low, max(position) AS position FROM {{{table}}} GROUP BY sentence) t "
@@ -108,16 +108,16 @@ WHOLE, DAMAGED, UNREADABLE, OUTDATED, NOT_NOTED = "whole", "damaged", "unreadabl
 
 @dataclass(frozen=True)
 class Finding:
-    """The state of one file."""
+    """The result of checking one file."""
 
     file: str
     state: str
-    detail: str = ""  # what is wrong, or how many rows it has
+    detail: str = ""  # the problem, or the number of rows
 
 
 @dataclass(frozen=True)
 class Check:
-    """The state of an index."""
+    """The result of checking an index."""
 
     folder: Path
     findings: tuple[Finding, ...]
@@ -138,18 +138,18 @@ class Check:
         """Return the damaged or outdated tables of later stages.
 
         Raises:
-            IndexFolderError: A damaged file cannot be computed from the others.
+            IndexFolderError: A damaged file cannot be rebuilt from the others.
         """
         names = [finding.file for finding in self.findings if finding.state in (DAMAGED, OUTDATED)]
         for name in names:
             if name == ANNOTATIONS:
                 raise IndexFolderError(
-                    f"{self.folder / name} is damaged, and nothing else holds what people wrote; "
+                    f"{self.folder / name} is damaged and cannot be rebuilt; "
                     f"run `memlens annotate {self.folder} recover`"
                 )
             if name in (MANIFEST, *SCAN_TABLES, *OPTIONAL_TABLES):
                 raise IndexFolderError(
-                    f"{self.folder / name} is damaged and comes from the scan; scan again with --fresh"
+                    f"{self.folder / name} is damaged and only a scan can rebuild it; scan again with --fresh"
                 )
         return names
 
@@ -181,7 +181,7 @@ def check_index(
 
 
 def _check_file(index: Index, name: str) -> Finding:
-    """Check one file without the others."""
+    """Check one file on its own."""
     facts, path = index.manifest.files.get(name), index.folder / name
     if facts is None:
         return Finding(name, DAMAGED, "the manifest does not describe it")
@@ -208,7 +208,7 @@ def _check_file(index: Index, name: str) -> Finding:
 
 
 def _compare_with_others(index: Index, finding: Finding, damaged: set[str]) -> Finding:
-    """Return the finding of a whole file as damaged or outdated if it does not fit the other files."""
+    """Return the finding, changed to damaged or outdated if the file does not fit the other files."""
     name = finding.file
     if finding.state != WHOLE or name == MANIFEST:
         return finding
@@ -262,18 +262,19 @@ def _find_other_files(index: Index) -> Iterator[Finding]:
 
 
 def restore_manifest(folder: Path) -> list[str]:
-    """Restore a damaged manifest and keep the damaged one next to it. Return what was done, and what is not proven.
+    """Restore a damaged manifest and keep the damaged one under another name.
 
-    1. A backup whose own checksum holds is a proof of the whole manifest.
-    2. Without one, the damaged manifest is taken if it can be read and fits the tables. Checksums are proven by the
-       files. One that does not match is proven if a later table records the same checksum for its source. Other
-       tables are left out, and counts are computed again. Nothing can prove the plan and the notes.
+    1. A backup with a valid checksum restores the whole manifest.
+    2. Without one, the damaged manifest is used if it can be parsed and fits the tables. A table is kept if its file
+       has the recorded checksum, or if a later table records the checksum of the file as its source. Other tables are
+       left out. Counts are computed again. The plan and the notes cannot be verified.
 
     Returns:
-        One line per statement, or an empty list if the manifest is whole or the folder is not an index.
+        Lines that state what was done and what could not be verified. Empty if the manifest is not damaged or the
+        folder is not an index.
 
     Raises:
-        IndexFolderError: The manifest cannot be read for lack of permissions, or nothing is left that describes it.
+        IndexFolderError: Permissions deny reading the manifest, or neither manifest nor backup is usable.
     """
     path = folder / MANIFEST
     if not path.exists() and not (folder / BACKUP).is_file():
@@ -305,7 +306,7 @@ def _read_backup(folder: Path) -> Manifest:
         raise ValueError("another schema version")
     for name in SCAN_TABLES:
         if not has_size(folder / name, manifest.files.get(name)):
-            raise ValueError(f"{name} is of another index")
+            raise ValueError(f"{name} belongs to another index")
     return manifest
 
 

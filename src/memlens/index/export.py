@@ -1,11 +1,11 @@
-"""An index as text for other programs: JSON Lines, one memory per line, or CSV, one trigger per row.
+"""Export of an index as text: JSON Lines with one memory per line, or CSV with one trigger per row.
 
     jsonl         statistics and triggers of MemoryRecord, named as in `memlens show --json`
     csv           one row per trigger
 
-Memories are read some at a time, so that memory stays bounded. Texts are written as they are in the corpus; only in CSV
-one that a spreadsheet would take for a formula has a ' before it (text.harmless_cell). Neuronpedia's layout, which
-needs the model, is in neuronpedia.py.
+Memories are read in groups to bound memory use. Texts are written as they are in the corpus, except that CSV prefixes a
+text with ' if a spreadsheet would read it as a formula (text.harmless_cell). neuronpedia.py writes Neuronpedia's
+layout, which needs the model.
 """
 
 import re
@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from memlens.index.reader import Index
 from memlens.text import FORMULA
 
-_BYTES_AT_ONCE = 1 << 26  # of the sentences of all triggers, about
-_PIECES_AT_ONCE = 1 << 13  # that are written together
-_ESCAPED = r'[\x00-\x1f"\\]'  # in JSON, as SQL has it
+_BYTES_AT_ONCE = 1 << 26  # approximate size of the sentences read at a time
+_PIECES_AT_ONCE = 1 << 13  # pieces per write
+_ESCAPED = r'[\x00-\x1f"\\]'  # characters that JSON escapes
 _CONTROLS = re.compile("[\x7f-\x9f\u2028\u2029]")
 
-# An export is a sequence of pieces of text, which the database makes: in Python each trigger would cost more than
-# reading it. A prefix triggers several memories, so that its piece is made once: a trigger is a piece of its own
-# and that of its prefix.
+# An export is a sequence of pieces of text that the database formats, because formatting a trigger in Python takes
+# longer than reading it. A trigger consists of its own piece and the piece of its prefix. The latter is formatted only
+# once, because a prefix triggers several memories.
 _PART = "layer BETWEEN $1 AND $2 AND memory >= $3 AND memory < $4"
-_PREFIX = "(sentence::UBIGINT << 32) + (position + 1)::UBIGINT AS prefix"  # BOS alone is at -1
+_PREFIX = "(sentence::UBIGINT << 32) + (position + 1)::UBIGINT AS prefix"  # position -1 is BOS alone
 _PREFIXES = f"""
 SELECT {_PREFIX}, PIECE AS text
 FROM (
@@ -50,16 +50,16 @@ _MEMORIES = f"SELECT {_MEMORY} AS memory, PIECE AS text FROM {{memories}} WHERE 
 
 @dataclass(frozen=True)
 class _Layout:
-    """The pieces of a format as SQL, in which NAME stands for the name of a memory."""
+    """The pieces of a format as SQL. NAME stands for the name of a memory."""
 
     prefix: str
     trigger: str
-    memory: str | None = None  # before its triggers, if anything is
-    between: str = ""  # the top and the bottom triggers
-    after: str = ""  # all triggers of a memory
+    memory: str | None = None  # before the triggers of a memory, if the format has such a piece
+    between: str = ""  # between the top and the bottom triggers
+    after: str = ""  # after all triggers of a memory
 
 
-# Most sentences hold nothing that JSON escapes, and are quoted by themselves in about three quarters of the time.
+# Most sentences contain no character that JSON escapes. Quoting them directly saves about a quarter of the time.
 _JSONL = _Layout(
     prefix="""CASE WHEN is_plain THEN concat('"prefix":{{"sentence":', sentence, ',"position":', position,
         '}},"before":"', left(whole, begins), '","token":"', substr(whole, begins + 1, stops - begins),
@@ -100,13 +100,13 @@ _CSV = _Layout(
 
 
 class Sink(Protocol):
-    """Anything with a write method that takes bytes."""
+    """An object with a write method for bytes."""
 
     def write(self, data: Any, /) -> Any: ...
 
 
-def _parts(index: Index) -> Iterator[list[int]]:
-    """Yield ranges [first layer, last layer, first memory, end of memories] that bound the memory needed."""
+def _split_memories(index: Index) -> Iterator[list[int]]:
+    """Yield ranges [first layer, last layer, first memory, end of memories] whose texts fit in memory."""
     memories = [index.memories(layer) for layer in index.layers]
     size = index.sql("SELECT (SELECT count(*) FROM {triggers}) * avg(strlen(text)) AS bytes FROM {corpus}")[0]["bytes"]
     most = max(int(_BYTES_AT_ONCE * sum(memories) / max(size or 0, 1)), 1)
@@ -117,7 +117,7 @@ def _parts(index: Index) -> Iterator[list[int]]:
             yield [layers[0], layers[-1], first, first + most]
 
 
-def _texts(index: Index, layout: _Layout) -> Iterator[pa.Buffer]:
+def _generate_text(index: Index, layout: _Layout) -> Iterator[pa.Buffer]:
     """Yield the text of an export in the order of the index."""
     names = " ".join(f"WHEN {layer} THEN {index.names.sql(layer, 'memory')}" for layer in index.layers)
     name = f"CASE layer {names} END"
@@ -125,24 +125,25 @@ def _texts(index: Index, layout: _Layout) -> Iterator[pa.Buffer]:
     def read(query: str, piece: str, part: list[int]) -> list[pa.RecordBatch]:
         return list(index.batches(query.replace("PIECE", piece.replace("NAME", name)), part))
 
-    for part in _parts(index):
+    for part in _split_memories(index):
         prefixes, triggers = read(_PREFIXES, layout.prefix, part), read(_TRIGGERS, layout.trigger, part)
         memories = [] if layout.memory is None else read(_MEMORIES, layout.memory, part)
         borders = index.batches("SELECT unnest([$1, $2]) AS text", [layout.between, layout.after])
         pieces = [batch.column("text") for batch in (*triggers, *prefixes, *memories, *borders)]
-        yield from _in_order(pieces, _order(triggers, prefixes, memories))
+        yield from _reorder(pieces, _order_pieces(triggers, prefixes, memories))
 
 
-def _order(
+def _order_pieces(
     triggers: list[pa.RecordBatch], prefixes: list[pa.RecordBatch], memories: list[pa.RecordBatch]
 ) -> NDArray[np.int64]:
-    """Return the order in which pieces are written. Triggers have the first numbers, `between` the last but one.
+    """Return the order in which pieces are written.
 
-    A memory's own pieces go before its top triggers, before its bottom triggers, and before the next memory.
+    Pieces of triggers have the first numbers, `between` and `after` the last two. A memory's piece comes before its
+    top triggers, `between` before its bottom triggers, and `after` at its end.
     """
     ends, known, numbers = _column(triggers, "end_of_memory"), _column(prefixes, "prefix"), _column(memories, "memory")
     sorted_rows = np.lexsort((_column(triggers, "rank"), ends))
-    rows = len(ends) + _places(known, _column(triggers, "prefix")[sorted_rows])
+    rows = len(ends) + _find_positions(known, _column(triggers, "prefix")[sorted_rows])
     pairs = np.column_stack([sorted_rows, rows]).ravel()
     first = len(ends) + len(known)
     around = np.empty((len(numbers), 3), np.int64)
@@ -153,51 +154,52 @@ def _order(
 
 
 def _column(batches: Sequence[pa.RecordBatch], name: str) -> NDArray[np.int64]:
-    """Return a column of 64-bit numbers. pyarrow's own to_numpy would import pandas."""
+    """Return a column of 64-bit numbers without pyarrow's to_numpy, which imports pandas."""
     columns = [batch.column(name) for batch in batches]
     views = [np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset) for column in columns]
     return np.concatenate([np.empty(0, np.int64), *views])
 
 
-def _places(known: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the position of each wanted number among the known ones, which are distinct."""
+def _find_positions(known: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the position of each wanted number in `known`, whose numbers are distinct."""
     order = np.argsort(known)
     return order[np.searchsorted(known[order], wanted)]
 
 
-def _in_order(pieces: Sequence[pa.Array], order: NDArray[np.int64]) -> Iterator[pa.Buffer]:
-    """Yield the bytes of pieces of text in this order, some thousand at a time."""
-    texts = pa.concat_arrays([piece.cast(pa.large_string()) for piece in pieces])  # 2 GB are a limit of the short kind
+def _reorder(pieces: Sequence[pa.Array], order: NDArray[np.int64]) -> Iterator[pa.Buffer]:
+    """Yield the bytes of pieces of text in this order, _PIECES_AT_ONCE at a time."""
+    texts = pa.concat_arrays([piece.cast(pa.large_string()) for piece in pieces])  # string() is limited to 2 GB
     for first in range(0, len(order), _PIECES_AT_ONCE):
         chosen = order[first : first + _PIECES_AT_ONCE]
-        numbers = pa.Array.from_buffers(pa.int64(), len(chosen), [None, pa.py_buffer(chosen)])  # of numpy's memory
+        # shares the memory of `chosen`
+        numbers = pa.Array.from_buffers(pa.int64(), len(chosen), [None, pa.py_buffer(chosen)])
         yield texts.take(numbers).buffers()[2]
 
 
 def export_jsonl(index: Index, sink: Sink) -> int:
     """Write one JSON object per memory, including dead ones. Return the number of lines."""
-    # Every text is of the corpus, so one look at it saves looking at each line.
+    # every exported text is part of the corpus, so searching the corpus once replaces searching every line
     query = f"SELECT 1 AS found FROM {{corpus}} WHERE regexp_matches(text, '{_CONTROLS.pattern}') LIMIT 1"
     has_controls = bool(index.sql(query))
-    for data in _texts(index, _JSONL):
+    for data in _generate_text(index, _JSONL):
         sink.write(escaped(data.to_pybytes().decode()).encode() if has_controls else data)
     return sum(map(index.memories, index.layers))
 
 
 def escaped(line: str) -> str:
-    """Return the line with control characters escaped, on which a terminal would act."""
+    """Escape the control characters that a terminal would interpret."""
     return _CONTROLS.sub(lambda sign: f"\\u{ord(sign[0]):04x}", line)
 
 
 def export_csv(index: Index, sink: Sink) -> int:
     """Write one row per trigger after a row of column names. Return the number of triggers."""
     sink.write(",".join(f'"{name}"' for name in CSV_COLUMNS).encode() + b"\n")
-    for data in _texts(index, _CSV):
+    for data in _generate_text(index, _CSV):
         sink.write(data)
     return int(index.sql("SELECT count(*) AS n FROM {triggers}")[0]["n"])
 
 
-# The beginning of a file of each format: one that begins so is replaced by a new export, any other is a person's own.
+# How files of each format begin. Only such a file is replaced by a new export; any other file belongs to the user.
 _BEGINNINGS = (
     re.compile(rb'\{"name":"L\d+(?:[SE]\d+)?N\d+","layer":\d+,"memory":\d+,"max":'),
     re.compile(re.escape(",".join(f'"{name}"' for name in CSV_COLUMNS).encode())),

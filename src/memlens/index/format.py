@@ -7,10 +7,10 @@
     triggers.parquet       the top (and bottom) triggers of every memory
     memories.parquet       one row per memory: statistics
     ordinary.parquet       random prefixes on which a memory is active
-    counts.parquet         one row per memory: how often it is active by position, and by quadrant if it has a gate
+    counts.parquet         one row per memory: how often it is active by position, and by quadrant in gated blocks
     quadrants.parquet      the top prefixes of each sign quadrant (gated blocks only)
-    experts.parquet        one row per routed expert: how often it is chosen (mixtures of experts only)
-    routing.parquet        prefixes that are sent to an expert (mixtures of experts only)
+    experts.parquet        one row per routed expert: how often the router chooses it (mixtures of experts only)
+    routing.parquet        prefixes that are routed to an expert (mixtures of experts only)
     values.parquet         what values promote (`memlens values`)
     keys.parquet           tokens that match a key on their own (`memlens values`)
     routers.parquet        tokens that match a router row on their own (`memlens values`, mixtures of experts only)
@@ -18,13 +18,13 @@
     patterns.parquet       what triggers have in common (`memlens patterns`)
     names.parquet          one line per memory (`memlens patterns`)
     lower_patterns.parquet what the most negative triggers have in common (`memlens patterns`, gated blocks only)
-    roles.parquet          what each memory is for (`memlens roles`)
+    roles.parquet          the role of each memory (`memlens roles`)
     experiments/           tables of experiments (`memlens experiment`)
-    annotations.jsonl      labels, verdicts and notes; only appended to
+    annotations.jsonl      labels, verdicts and notes, one event per line
     partial/               the state of an unfinished scan
 
-The manifest describes the model, the text and the settings, how each table was made, and the size and checksum of every
-file. A manifest that is incomplete, changed or of another schema version is rejected. Unknown entries are kept.
+The manifest describes the model, the text and the settings, how each table was computed, and the size and checksum of
+every file. A manifest that is incomplete, changed or of another schema version is rejected. Unknown entries are kept.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ PARTIAL = "partial"
 ANNOTATIONS = "annotations.jsonl"
 ANNOTATIONS_LOCK = f"{ANNOTATIONS}.lock"
 LOCK = ".lock"
-PARTS = "parts"  # in partial/
-SHARD = "shard.json"  # in partial/: this is a finished shard
-PULL = "pull.json"  # in partial/: the repository and commit that are being copied from the Hub
+PARTS = "parts"  # folder in partial/: the saved states
+SHARD = "shard.json"  # in partial/: marks a finished shard
+PULL = "pull.json"  # in partial/: repository and commit of an unfinished pull
 
-QUADRANT_SIGNS = ("++", "+-", "-+", "--")  # of a gated memory: the sign of the gate, then that of the input
+QUADRANT_SIGNS = ("++", "+-", "-+", "--")  # the sign of the gate, then the sign of the input
 
 CORPUS = "corpus.parquet"
 VOCABULARY = "vocabulary.parquet"
@@ -87,7 +87,7 @@ EXPERTS = "experts.parquet"
 ROUTING = "routing.parquet"
 DERIVED_TABLES = (VALUES, KEYS, ROUTERS, TOKENS, PATTERNS, NAMES, LOWER_PATTERNS, ROLES, EFFECTS)
 SCAN_TABLES = (CORPUS, VOCABULARY, TRIGGERS, MEMORIES, ORDINARY)
-# Written by a scan as well; some only for models with gates or experts.
+# Tables that a scan writes for some models only (gates, experts).
 OPTIONAL_TABLES = (COUNTS, QUADRANTS, EXPERTS, ROUTING)
 
 CORPUS_SCHEMA = pa.schema(
@@ -128,10 +128,10 @@ COUNTS_SCHEMA = pa.schema(
     [
         ("layer", pa.int32()),
         ("memory", pa.int32()),
-        # by range of positions (`position_edges` of the manifest):
-        ("fired", pa.list_(pa.int64())),  # prefixes with a coefficient above 0
+        # lists with one number per range of positions (`position_edges` in the manifest):
+        ("fired", pa.list_(pa.int64())),  # prefixes on which the memory is active
         ("prefixes", pa.list_(pa.int64())),  # prefixes that reached the memory
-        ("sentences", pa.list_(pa.int64())),  # sentences with such a prefix
+        ("sentences", pa.list_(pa.int64())),  # sentences with a prefix that reached the memory
         ("quadrants", pa.list_(pa.int64())),  # prefixes in ++, +-, -+, --; null without a gate
     ]
 )
@@ -141,14 +141,15 @@ QUADRANTS_SCHEMA = pa.schema(
 
 _EXPERT = [("layer", pa.int32()), ("expert", pa.int32())]
 EXPERTS_SCHEMA = pa.schema(
-    [*_EXPERT, ("chosen", pa.int64()), ("share", pa.float64()), ("weight", pa.float64())]  # prefixes; mean weight
+    # prefixes routed to the expert, their share, the mean router weight
+    [*_EXPERT, ("chosen", pa.int64()), ("share", pa.float64()), ("weight", pa.float64())]
 )
 ROUTING_SCHEMA = pa.schema(
     [
         *_EXPERT,
-        ("list", pa.string()),  # "heaviest": the largest weights, "drawn": at random
+        ("list", pa.string()),  # "heaviest" (the largest router weights) or "drawn" (at random)
         ("rank", pa.int32()),
-        ("weight", pa.float32()),  # null for those drawn
+        ("weight", pa.float32()),  # router weight; null for drawn prefixes
         ("sentence", pa.int64()),
         ("position", pa.int32()),
         ("next_token", pa.int32()),
@@ -166,7 +167,7 @@ SCHEMAS = {
     ROUTING: ROUTING_SCHEMA,
 }
 _PATTERN_COLUMNS = "layer memory pattern kind description prefixes confidence share q"
-DERIVED_COLUMNS = {  # that readers rely on
+DERIVED_COLUMNS = {  # columns that readers require
     VALUES: "layer memory max_p entropy norm argmax target target_rank tokens p bottom_tokens bottom_p",
     KEYS: "layer memory tokens scores",
     ROUTERS: "layer expert tokens scores",
@@ -185,7 +186,7 @@ _ENTRIES = {
 
 
 def foreign_entries(folder: Path) -> list[str]:
-    """Return the names in the folder that are not part of an index, or all names if it never was an index."""
+    """Return the names in the folder that do not belong to an index: all of them if the folder holds no index."""
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     if MANIFEST not in names and PARTIAL not in names:
         return names
@@ -228,14 +229,14 @@ def _vector_unit() -> str:
 
 _FILE_NAME = re.compile(r"(experiments/)?[A-Za-z0-9_][A-Za-z0-9_-]*\.parquet")
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Kind = Literal["dense", "shared", "routed"]  # of a group, which is a kind, a number of experts and their size
+Kind = Literal["dense", "shared", "routed"]  # kinds of groups
 
 
 class ScannedModel(msgspec.Struct, frozen=True, dict=True):
     """The model that was scanned."""
 
     name: str
-    memories: dict[Count, Count]  # by layer, for every layer of the model
+    memories: dict[Count, Count]  # layer -> number of memories, for every layer of the model
     source: str | None = None
     family: str | None = None
     fingerprint: str | None = None
@@ -244,8 +245,9 @@ class ScannedModel(msgspec.Struct, frozen=True, dict=True):
     vocabulary: Count = 0
     activation: str | None = None
     gated: bool = False
-    bos: int | None = None  # the token that was fed before every sentence
-    groups: dict[Count, tuple[tuple[Kind, Count, Count], ...]] = {}  # of layers that are not one dense block
+    bos: int | None = None  # token placed before every sentence
+    # layer -> (kind, experts, memories per expert) of each group, for layers that are not one dense block
+    groups: dict[Count, tuple[tuple[Kind, Count, Count], ...]] = {}
 
     def __post_init__(self) -> None:
         for layer, groups in self.groups.items():
@@ -279,8 +281,8 @@ class ValuesNote(msgspec.Struct, frozen=True):
 
     top: Count = 0
     reading: str = ""
-    vocabulary: str = "all"  # or "trained"
-    tokens: Count = 0  # in the vocabulary if it is not "all"
+    vocabulary: str = "all"  # "all" or "trained"
+    tokens: Count = 0  # number of tokens in the vocabulary unless it is "all"
     threads: Count = 0
     made_from: Checksums = msgspec.field(default_factory=dict, name="from")
 
@@ -290,7 +292,7 @@ class PatternsNote(msgspec.Struct, frozen=True):
 
     top: Count
     rate: float
-    families: dict[str, Count] = {}  # of hypotheses -> how many were tested
+    families: dict[str, Count] = {}  # family of hypotheses -> number tested
     settings: dict[str, Any] = {}
     made_from: Checksums = msgspec.field(default_factory=dict, name="from")
     content: dict[str, Any] = {}
@@ -310,12 +312,12 @@ class ExperimentNote(msgspec.Struct, frozen=True):
 
 
 class ManifestDocument(msgspec.Struct, frozen=True):
-    """The content of manifest.json, as far as memlens reads it."""
+    """The parts of manifest.json that memlens reads."""
 
     schema: int
     plan: dict[str, Any]
     model: ScannedModel
-    layers: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]  # that were scanned
+    layers: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]  # the scanned layers
     counts: CorpusCounts
     histogram_edges: tuple[float, ...]
     files: dict[str, FileFacts]
@@ -331,7 +333,7 @@ class ManifestDocument(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for name in self.files:
             if not _FILE_NAME.fullmatch(name):
-                raise ValueError(f"it names the file '{name}', which no index has")
+                raise ValueError(f"it lists the file '{name}', which is not part of an index")
         if missing := [layer for layer in self.layers if layer not in self.model.memories]:
             raise ValueError(f"the model has no layer {missing[0]}")
 
@@ -340,11 +342,11 @@ class ManifestDocument(msgspec.Struct, frozen=True):
 class Manifest:
     """The manifest of a complete index."""
 
-    content: Mapping[str, Any]  # of the file
+    content: Mapping[str, Any]  # the parsed file, with entries that memlens does not know
 
     @classmethod
     def read(cls, folder: Path, advice: str = "") -> Manifest:
-        """Return the manifest of the index in `folder`. Raises IndexFolderError if it is damaged or was changed."""
+        """Return the manifest of the index in `folder`. Raises IndexFolderError if it is damaged."""
         path = folder / MANIFEST
         advice = advice or f"restore it with `memlens repair {folder}`, or scan again with --fresh"
         try:
@@ -367,7 +369,7 @@ class Manifest:
         write_sealed(folder / MANIFEST, self.content)
 
     def with_files(self, facts: Mapping[str, Any], without: Sequence[str] = ()) -> Manifest:
-        """Return a copy with these files added and others left out."""
+        """Return a copy with `facts` added and the files in `without` removed."""
         rest = {name: entry for name, entry in self.content["files"].items() if name not in without}
         return self.with_notes({"files": {**rest, **facts}})
 
@@ -418,7 +420,7 @@ class Manifest:
 
     @property
     def position_edges(self) -> tuple[int, ...]:
-        """The first position of each range of positions but the first."""
+        """The first position of every range of positions except the first range."""
         return self.document.position_edges
 
     @property
@@ -437,7 +439,7 @@ class Manifest:
 
     @property
     def value_tokens(self) -> int:
-        """The number of tokens that values are read over, which is the largest rank of a token."""
+        """The number of tokens over which values are read, and so the largest possible rank."""
         return self.values.tokens or self.model.vocabulary
 
     @cached_property
@@ -459,7 +461,7 @@ class Manifest:
 
     @cached_property
     def prefix_pass(self) -> ExperimentNote:
-        """The note of the latest pass over prefixes, which several experiments read."""
+        """The note on the latest prefix pass, whose table several experiments use."""
         return msgspec.structs.replace(self.document.aggregate, content=self.content.get("aggregate", {}))
 
 
@@ -482,8 +484,8 @@ def _check_schema_version(version: Any, folder: Path) -> None:
 def find_problem(path: Path, name: str, manifest: Manifest) -> str:
     """Return what is wrong with the content of a table, or "". Reads the Parquet footer only.
 
-    A valid checksum does not guarantee valid content: whoever wrote the table wrote the checksum as well. Columns, the
-    number of rows, and the smallest and largest layer, memory, sentence, position and token must fit the manifest.
+    A valid checksum does not guarantee valid content, because the author of a table also writes its checksum. Columns,
+    the number of rows, and the smallest and largest layer, memory, sentence, position and token must fit the manifest.
     """
     import pyarrow.parquet as pq
 
@@ -518,7 +520,7 @@ def expected_rows(name: str, manifest: Manifest) -> int | None:
 
 
 def _find_bad_number(row_group: Any, name: str, manifest: Manifest) -> str:
-    """Return a sentence about a number that the index cannot have, by the statistics of a row group."""
+    """Return a sentence about a number out of range, found in the statistics of a row group, or ""."""
     ranges = {}
     for number in range(row_group.num_columns):
         column = row_group.column(number)

@@ -1,9 +1,9 @@
-"""The Hugging Face Hub: an index is pushed to a dataset repository, pulled from one, or used in place as hf:REPO.
+"""The Hugging Face Hub: push an index to a dataset repository, pull it from one, or use it in place as hf:REPO.
 
 A push is one commit, so a pull gets one complete version. A pull downloads all files of one commit to INDEX/partial,
-checks them like `memlens check`, moves the tables into place and writes the manifest last. After an interruption the
-same command continues. hf:REPO and hf:REPO@REVISION stand for a folder below HF_HOME, one per commit, that is pulled
-when it is first used.
+checks them like `memlens check`, moves the tables into place and writes the manifest last. The same command resumes an
+interrupted pull. hf:REPO and hf:REPO@REVISION stand for a folder below HF_HOME, one per commit, that is pulled on first
+use.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 _KIND = "dataset"
-_DOWNLOAD = "hub"  # in partial/: the downloaded files
-# The Hub's rule: at most 96 characters per part, no - or . at either end, no -- or .., no .git at the end
+_DOWNLOAD = "hub"  # folder in partial/: the downloaded files
+# The Hub allows at most 96 characters per part, no - or . at either end, no -- or .., and no .git at the end.
 _PART = r"\w(?:[\w.-]{0,94}\w)?"
 _REPOSITORY = re.compile(rf"(?!.*(?:--|\.\.|\.git$)){_PART}/{_PART}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SILENCE = 120.0  # seconds without an answer after which a request fails; the client has no limit of its own
-_OWN = {CARD, ".gitattributes"}  # files that a repository may hold besides an index
+_SILENCE = 120.0  # seconds until an unanswered request fails; the client sets no limit
+_OWN = {CARD, ".gitattributes"}  # files of a repository that are not part of the index
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def push(index: Index, repo: str, *, private: bool = False, progress: Progress =
     index.reload()
     files, content = index.manifest.files, (index.folder / MANIFEST).read_bytes()
     for name in files:
-        index.path(name.removesuffix(".parquet"))  # raises if it is damaged
+        index.path(name.removesuffix(".parquet"))  # raises if the table is damaged
     sources: dict[str, Path | bytes] = {name: index.folder / name for name in files}
     if (index.folder / REPORT).is_file():
         sources[REPORT] = index.folder / REPORT
@@ -117,7 +117,9 @@ def push(index: Index, repo: str, *, private: bool = False, progress: Progress =
         before = api.dataset_info(where.name, revision=where.revision, timeout=_SILENCE)
         present = {file.rfilename for file in before.siblings or []}
         if MANIFEST not in present and present - _OWN:
-            raise HubError(f"{where.name} holds '{min(present - _OWN)}', which is no index; name another repository")
+            raise HubError(
+                f"{where.name} holds '{min(present - _OWN)}', which is not part of an index; name another repository"
+            )
         outdated = {name for name in present - sources.keys() if name.endswith(".parquet") or name == REPORT}
         # upload_folder() may split an upload into several commits, and lists the repository without a timeout
         commit = api.create_commit(
@@ -129,7 +131,7 @@ def push(index: Index, repo: str, *, private: bool = False, progress: Progress =
             repo_type=_KIND,
             revision=where.revision,
             commit_message=f"Index of {index.manifest.model.name}, by memlens {__version__}",
-            parent_commit=before.sha,  # fails if another push came first
+            parent_commit=before.sha,  # the push fails if another one came first
         )
     if (index.folder / MANIFEST).read_bytes() != content:
         raise IndexFolderError(f"{index.folder} was changed while it was pushed; push it again")
@@ -142,13 +144,13 @@ def pull(repo: str, out: Path, *, resume: bool = True, progress: Progress = no_p
 
     Args:
         repo: OWNER/NAME or OWNER/NAME@REVISION.
-        out: The folder of the copy.
-        resume: False replaces another index in that folder.
+        out: The folder to write.
+        resume: Resume an unfinished pull; False replaces an index in that folder.
         progress: Called with the stage and how much of it is done.
 
     Raises:
-        HubError: The Hub cannot be reached, or the repository does not hold a whole index.
-        IndexFolderError: The folder holds something else.
+        HubError: The Hub cannot be reached, or the repository does not contain a complete index.
+        IndexFolderError: The folder holds another index or other files.
     """
     where = Repository.parse(repo)
     with _hub(where) as api:
@@ -175,7 +177,7 @@ def _pull(where: Repository, commit: str, out: Path, resume: bool, progress: Pro
         _download(where, commit, download, [MANIFEST])
         manifest = _read_manifest(where, download)
     except MemlensError:
-        if next(partial.rglob("*.parquet"), None) is None:  # nothing to continue later
+        if next(partial.rglob("*.parquet"), None) is None:  # nothing to resume
             remove_partial(out)
             remove_if_empty(out)
         raise
@@ -187,8 +189,7 @@ def _pull(where: Repository, commit: str, out: Path, resume: bool, progress: Pro
         if resume:
             remove_partial(out)
             raise IndexFolderError(
-                f"{out} holds another index than {where.name}; choose another folder with -o, or replace that one with "
-                "--fresh"
+                f"{out} holds a different index; choose another folder with -o, or replace it with --fresh"
             )
     check_no_annotations(out)
     progress("pull", 0, None)
@@ -198,7 +199,7 @@ def _pull(where: Repository, commit: str, out: Path, resume: bool, progress: Pro
 
 
 def _download(where: Repository, commit: str, folder: Path, names: list[str]) -> None:
-    """Download files of a commit. Complete ones are not downloaded again."""
+    """Download the named files of a commit, except those that are already complete."""
     from huggingface_hub import snapshot_download
 
     with _hub(where):
@@ -210,11 +211,11 @@ def _download(where: Repository, commit: str, folder: Path, names: list[str]) ->
 def _read_manifest(where: Repository, download: Path) -> Manifest:
     path = download / MANIFEST
     if not path.is_file():
-        raise HubError(f"{where.name} does not hold a whole index; ask who pushed it to push again")
+        raise HubError(f"{where.name} does not contain a complete index; ask its owner to push again")
     try:
-        return Manifest.read(download, "ask who pushed it to push again")
+        return Manifest.read(download, "ask its owner to push again")
     except IndexFolderError as error:
-        path.unlink()  # otherwise the next pull would read the same one
+        path.unlink()  # else the next pull would reuse it
         why = str(error).replace(str(path), "its manifest").replace(str(download), "it")
         raise HubError(f"the index in {where.name} cannot be read: {why}") from error
 
@@ -226,7 +227,7 @@ def _check_download(where: Repository, download: Path, progress: Progress) -> No
         (download / finding.file).unlink(missing_ok=True)
     if damaged:
         raise HubError(
-            f"{damaged[0].file} of {where.name} is damaged ({damaged[0].detail}); ask who pushed it to push again"
+            f"{damaged[0].file} of {where.name} is damaged ({damaged[0].detail}); ask its owner to push again"
         )
 
 
@@ -255,7 +256,7 @@ def _publish(out: Path, download: Path, manifest: Manifest) -> None:
 
 
 def copy_of(repo: str) -> Path:
-    """Return the folder that hf:REPO stands for and pull it if necessary. Offline, the last commit in use is taken."""
+    """Return the local folder of hf:REPO, pulled if necessary. Offline, this is the commit that was used last."""
     from huggingface_hub import constants
 
     where = Repository.parse(repo)
@@ -283,7 +284,7 @@ def _find_commit(api: HfApi, where: Repository) -> str:
 
 @contextmanager
 def _hub(where: Repository) -> Iterator[HfApi]:
-    """Yield the Hub's API. Its errors and timeouts become a HubError of one line."""
+    """Yield the API of the Hub, with errors and timeouts turned into a HubError."""
     from huggingface_hub import HfApi, errors
 
     try:
@@ -293,7 +294,7 @@ def _hub(where: Repository) -> Iterator[HfApi]:
         raise
     except (errors.RepositoryNotFoundError, errors.GatedRepoError) as error:
         raise HubError(
-            f"there is no dataset repository {where.name} that you may read; check its name, or log in with "
+            f"there is no dataset repository {where.name}, or you may not read it; check its name, or log in with "
             "`hf auth login`"
         ) from error
     except errors.RevisionNotFoundError as error:
@@ -301,19 +302,21 @@ def _hub(where: Repository) -> Iterator[HfApi]:
             f"{where.name} has no branch, tag or commit '{where.revision}'; leave it out for main"
         ) from error
     except errors.RemoteEntryNotFoundError as error:
-        raise HubError(f"{where.name} does not hold a whole index; ask who pushed it to push again") from error
+        raise HubError(f"{where.name} does not contain a complete index; ask its owner to push again") from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         advice = "log in with `hf auth login`" if status in (401, 403) else "try again in a moment"
-        raise HubError(f"the Hub refused this for {where.name} ({status}); {advice}") from error
+        raise HubError(f"the Hub rejected the request for {where.name} ({status}); {advice}") from error
     except Exception as error:
         if not _is_unreachable(error):
             raise
-        raise HubError(f"the Hub cannot be reached for {where.name}; check the network and run it again") from error
+        raise HubError(
+            f"the Hub cannot be reached for {where.name}; check the network, then run the command again"
+        ) from error
 
 
 def _is_unreachable(error: BaseException | None) -> bool:
-    """Return True if the connection failed, by the errors of the HTTP library that the client uses."""
+    """Return True if the error, or one that it wraps, means that the connection failed."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     while error is not None:
@@ -327,7 +330,7 @@ def _is_unreachable(error: BaseException | None) -> bool:
 
 @contextmanager
 def _limit_waiting() -> Iterator[None]:
-    """Let requests of the client fail after _SILENCE seconds without an answer."""
+    """Make requests of the client fail after _SILENCE seconds without an answer."""
     from huggingface_hub import get_session
 
     session = get_session()
@@ -342,7 +345,7 @@ def _limit_waiting() -> Iterator[None]:
 def _silence_client() -> Iterator[None]:
     """Turn off the client's progress bars and warnings, such as those about retries.
 
-    They stay off after an interruption, because an upload thread of the client may outlive it.
+    They stay off after an interruption, because an upload thread of the client may continue.
     """
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
 
@@ -405,9 +408,9 @@ def write_card(index: Index, repo: str) -> str:
     options = [
         f"{option_name(name)} {value}" for name, value in sorted(summary["settings"].items()) if value is not None
     ]
-    makers = sorted({(maker["memlens"], maker["torch"], maker["processor"]) for maker in _makers(index)})
+    makers = sorted({(maker["memlens"], maker["torch"], maker["processor"]) for maker in _list_makers(index)})
     rows = [
-        f"| `{name}` | {_about(name)} | {size(entry.bytes)} | `{entry.sha256[:16]}` |"
+        f"| `{name}` | {_describe_table(name)} | {size(entry.bytes)} | `{entry.sha256[:16]}` |"
         for name, entry in sorted(manifest.files.items())
     ]
     return "\n".join(
@@ -456,12 +459,12 @@ def _front_matter(index: Index) -> list[str]:
     return [*lines, "---", ""]
 
 
-def _about(name: str) -> str:
+def _describe_table(name: str) -> str:
     folder, _, table = name.removesuffix(".parquet").rpartition("/")
     return f"the experiment {table}" if folder else _ABOUT[table]
 
 
-def _makers(index: Index) -> list[dict[str, str]]:
+def _list_makers(index: Index) -> list[dict[str, str]]:
     """Return the versions and processors with which the files were made."""
     noted = [entry.get("made_with") for entry in index.manifest.content["files"].values()]
     return [{"memlens": "?", "torch": "?", "processor": "?"} | maker for maker in noted if isinstance(maker, dict)]

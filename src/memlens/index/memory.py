@@ -37,37 +37,37 @@ ENDS = ("top", "bottom")
 
 @dataclass(frozen=True)
 class TokenNumber:
-    """A token with its text and a number: a probability, or the score of a key."""
+    """A token with its text and a number: a probability, a share, or the score of a key."""
 
     token: int
     text: str
     number: float
-    score: float | None = None  # of a value: ln(p V), above 0 as far as it is more likely than all V tokens alike
-    trained: bool = True  # False where tokens.parquet says that the model hardly met it
+    score: float | None = None  # in a value: ln(p V); above 0 if the token is more likely than average
+    trained: bool = True  # False if the token is undertrained by tokens.parquet
 
 
 @dataclass(frozen=True)
 class MemoryValue:
-    """The tokens that a value promotes and demotes, and the tokens that match its key on their own."""
+    """The tokens that a value promotes and demotes, and the tokens whose embeddings match the key."""
 
     reading: str
-    vocabulary: str  # that it was read over: all tokens, or those that were trained
+    vocabulary: str  # tokens over which the value is read: "all" or "trained"
     max_p: float
-    entropy: float  # nats
+    entropy: float  # in nats
     norm: float
-    agrees: bool | None  # is its top token the one after the top trigger? None where nothing follows it
-    target: int | None  # the token after the top trigger; None where there is none
+    agrees: bool | None  # whether the top token follows the top trigger; None without a following token
+    target: int | None  # the token that follows the top trigger; None if the sentence ends there
     target_text: str | None
-    target_rank: int | None  # its place among all tokens, 1 is the top
-    promotes: tuple[TokenNumber, ...]  # most probable first
-    demotes: tuple[TokenNumber, ...]  # least probable first
-    histogram: tuple[int, ...] | None  # tokens by score, in equal bins from the lowest to the highest; None if not kept
-    key: tuple[TokenNumber, ...]  # best match first; empty where the index has no keys table
+    target_rank: int | None  # rank of the target by probability, from 1
+    promotes: tuple[TokenNumber, ...]  # by probability, highest first
+    demotes: tuple[TokenNumber, ...]  # by probability, lowest first
+    histogram: tuple[int, ...] | None  # tokens by score, in equal bins; None if not stored
+    key: tuple[TokenNumber, ...]  # best match first; empty without a keys table
 
 
 @dataclass(frozen=True)
 class MemoryPattern:
-    """A regularity that some of the triggers share; a row of patterns.parquet."""
+    """A regularity that some of a memory's triggers share; a row of patterns.parquet."""
 
     pattern: str
     kind: str
@@ -75,22 +75,22 @@ class MemoryPattern:
     prefixes: tuple[int, ...]  # ranks of the triggers
     confidence: float
     share: float  # upper bound of the share of random prefixes that have it
-    q: float  # lowest rate of false discoveries at which it is believed
-    sense: int = 0  # patterns of one sense hold for much the same prefixes
-    auroc: float | None = None  # triggers that were held out against random prefixes
-    auroc_same_token: float | None = None  # the same against prefixes with the same last tokens
+    q: float  # lowest false discovery rate at which the pattern is reported
+    sense: int = 0  # patterns of one sense cover mostly the same triggers
+    auroc: float | None = None  # held-out triggers against random prefixes
+    auroc_same_token: float | None = None  # held-out triggers against prefixes with the same last tokens
 
 
 @dataclass(frozen=True)
 class MemorySummary:
-    """A memory in one line, and the counts behind it; a row of names.parquet."""
+    """The name of a memory in one line, and the counts behind it; a row of names.parquet."""
 
     name: str
     confidence: float
     triggers: int
     patterns: int
     covered: int  # triggers with at least one pattern
-    follows: tuple[int, ...]  # typical next tokens
+    follows: tuple[int, ...]  # frequent next tokens of the triggers
     follows_times: tuple[int, ...]
     promotes: tuple[int, ...]
     agrees: bool | None
@@ -100,7 +100,7 @@ class MemorySummary:
 class MemoryRoles:
     """The roles of a memory, and the numbers that decide them; a row of roles.parquet."""
 
-    roles: tuple[str, ...]  # empty where no rule holds
+    roles: tuple[str, ...]  # empty if no rule applies
     numbers: dict[str, float]
 
     @property
@@ -114,10 +114,10 @@ class MemoryRoles:
 class MemoryQuadrant:
     """The prefixes of a gated memory whose gate and input have these signs."""
 
-    quadrant: str  # of the gate, then of the input: ++, +-, -+ or --
+    quadrant: str  # sign of the gate, then of the input: ++, +-, -+ or --
     prefixes: int
-    share: float  # of the prefixes that reached the memory
-    triggers: tuple[Trigger, ...]  # the largest coefficients in size
+    share: float  # share of the prefixes that reached the memory
+    triggers: tuple[Trigger, ...]  # prefixes with the largest absolute coefficients
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,14 +136,14 @@ class MemoryRecord:
     histogram: tuple[int, ...]
     histogram_edges: tuple[float, ...]
     summary: MemorySummary | None
-    patterns: tuple[MemoryPattern, ...] | None  # the surest first
+    patterns: tuple[MemoryPattern, ...] | None  # by confidence, highest first
     value: MemoryValue | None
     triggers: dict[str, tuple[Trigger, ...]]  # by end, best first
-    ordinary: tuple[Trigger, ...]  # random prefixes it fires on
-    seen: int  # prefixes that reached it: all, or of an expert those that its router sent there
+    ordinary: tuple[Trigger, ...]  # random prefixes on which the memory is active
+    seen: int  # prefixes that reached the memory: all, or in an expert those routed to it
     roles: MemoryRoles | None
-    quadrants: tuple[MemoryQuadrant, ...] | None  # None without a gate, and in an older index
-    lower_patterns: tuple[MemoryPattern, ...] | None  # of the most negative triggers; None where these are not kept
+    quadrants: tuple[MemoryQuadrant, ...] | None  # None without a gate
+    lower_patterns: tuple[MemoryPattern, ...] | None  # patterns of the bottom triggers; None if these are not kept
 
     def __repr__(self) -> str:
         name = f" {visible(self.summary.name)}" if self.summary else ""
@@ -166,8 +166,8 @@ def read_memory(
 
     Args:
         index: The index to read.
-        memory: Its name.
-        ends: The ends whose triggers are read.
+        memory: The memory, like "L3N51".
+        ends: The ends whose triggers are read: "top", "bottom" or both.
         top: The number of triggers at each end, or None for all.
     """
     name = index.check(memory)
@@ -191,14 +191,14 @@ def read_memory(
         read_value(index, name),
         {end: tuple(index.triggers(name, end, top)) for end in ends},
         tuple(index.ordinary(name)),
-        _seen(index, name),
+        _count_reaching_prefixes(index, name),
         read_roles(index, name),
         read_quadrants(index, name),
         read_patterns(index, name, "lower_patterns"),
     )
 
 
-def _seen(index: Index, name: MemoryId) -> int:
+def _count_reaching_prefixes(index: Index, name: MemoryId) -> int:
     if name.kind != "routed":
         return index.manifest.counts.prefixes
     rows = index.sql("SELECT chosen FROM {experts} WHERE layer = $1 AND expert = $2", [name.layer, name.expert])
@@ -225,7 +225,7 @@ def read_value(index: Index, memory: str | MemoryId) -> MemoryValue | None:
         row["target_rank"],
         _scored_tokens(index, row["tokens"], row["p"], rare),
         _scored_tokens(index, row["bottom_tokens"], row["bottom_p"], rare),
-        tuple(row["histogram"]) if row.get("histogram") else None,  # tables of earlier versions lack it
+        tuple(row["histogram"]) if row.get("histogram") else None,  # absent if scores were not stored
         () if key is None else _tokens(index, key["tokens"], key["scores"], rare),
     )
 
@@ -376,7 +376,7 @@ def token_counts(index: Index) -> NDArray[Any]:
 
 
 def summarize(index: Index) -> dict[str, Any]:
-    """Return counts of an index, ready for JSON; `dead` has the memories without a trigger by layer."""
+    """Return counts of an index, ready for JSON. `dead` holds the number of dead memories by layer."""
     counts = index.manifest.counts
     rows = index.sql(
         "SELECT layer, count(*) AS memories, count(*) FILTER (dead) AS dead FROM {memories} GROUP BY ALL ORDER BY layer"
@@ -410,14 +410,14 @@ class SentenceContext:
     """A sentence with its neighbors in the same document."""
 
     sentence: int
-    source: str  # file, and line or row in it
+    source: str  # file, with line or row
     before: tuple[str, ...]
     text: str
     after: tuple[str, ...]
 
 
 def read_context(index: Index, sentence: int, around: int = 2) -> SentenceContext:
-    """Return a sentence with at most `around` neighbors on each side. Raises UnknownName if it does not exist."""
+    """Return a sentence with up to `around` neighbors on each side. Raises UnknownName if it does not exist."""
     rows = index.sql(_AROUND, [sentence, around])
     place = next((place for place, row in enumerate(rows) if row["sentence"] == sentence), None)
     if place is None:
@@ -431,12 +431,12 @@ def read_context(index: Index, sentence: int, around: int = 2) -> SentenceContex
 # Experts
 
 _STRONGEST = 20
-RARELY = 0.1  # of an even share of the prefixes: an expert that sees less has lists of few triggers
+RARELY = 0.1  # experts with less than this fraction of an even share are rarely chosen
 
 
 @dataclass(frozen=True)
 class ExpertMemory:
-    """A memory of an expert in a list."""
+    """One of the strongest memories of an expert."""
 
     name: MemoryId
     max: float
@@ -446,7 +446,7 @@ class ExpertMemory:
 
 @dataclass(frozen=True)
 class ExpertRecord:
-    """One expert. A shared expert has no router, so `chosen`, `share`, `weight` and the lists of prefixes are empty."""
+    """One expert of a mixture. For a shared expert, which has no router, the routing facts are None or empty."""
 
     name: ExpertId
     layer: int
@@ -454,33 +454,33 @@ class ExpertRecord:
     expert: int
     model: str
     memories: int
-    dead: int  # memories that no prefix triggers, although some reached the expert
-    chosen: int | None  # prefixes of the corpus that were sent to it
-    share: float | None  # of all prefixes
-    weight: float | None  # the router's, on average over those
-    top_k: float | None  # experts that a prefix is sent to in this layer, on average
-    drawn: int  # prefixes drawn at random among those sent to it
-    tokens: tuple[TokenNumber, ...]  # the last tokens of those drawn, with their share, most frequent first
-    heaviest: tuple[Trigger, ...]  # the prefixes with the largest weights; a trigger's coefficient is the weight here
-    router: tuple[TokenNumber, ...]  # tokens whose embedding alone matches the router's row best; needs `values`
-    strongest: tuple[ExpertMemory, ...]  # the memories with the largest coefficients
+    dead: int  # number of dead memories
+    chosen: int | None  # number of prefixes routed to the expert
+    share: float | None  # share of all prefixes
+    weight: float | None  # mean router weight on these prefixes
+    top_k: float | None  # mean number of experts per prefix in this layer
+    drawn: int  # number of random prefixes routed to the expert
+    tokens: tuple[TokenNumber, ...]  # last tokens of the random prefixes with their shares
+    heaviest: tuple[Trigger, ...]  # prefixes with the largest router weights (in `coefficient`)
+    router: tuple[TokenNumber, ...]  # tokens whose embeddings match the router row; empty without values
+    strongest: tuple[ExpertMemory, ...]  # memories with the largest coefficients
 
 
 @dataclass(frozen=True)
 class LayerRouting:
-    """How evenly the router of a layer distributes the prefixes over its experts.
+    """How evenly the router of a layer distributes prefixes over its experts.
 
-    A memory that no prefix reached is not dead: nothing was computed there.
+    Memories that no prefix reached do not count as dead, because nothing was computed there.
     """
 
     layer: int
     experts: int
-    top_k: float  # experts that a prefix is sent to, on average
-    unreached: int  # memories of experts that are never chosen
-    never: tuple[ExpertId, ...]  # experts that no prefix is sent to
-    rarely: tuple[ExpertId, ...]  # those that see less than a tenth of an even share
+    top_k: float  # mean number of experts per prefix
+    unreached: int  # number of memories in experts that are never chosen
+    never: tuple[ExpertId, ...]  # experts that are never chosen
+    rarely: tuple[ExpertId, ...]  # experts with less than a tenth of an even share
     busiest: ExpertId
-    busiest_share: float  # of all prefixes
+    busiest_share: float  # share of all prefixes
 
 
 def read_routing(index: Index) -> list[LayerRouting]:
@@ -506,7 +506,7 @@ def find_expert(index: Index, name: str | ExpertId) -> ExpertId:
     expert = ExpertId.find(name) if isinstance(name, str) else name
     if expert is None:
         raise UnknownName(f"'{name}' is not an expert's name; write layer and expert like L3E5, both from 0")
-    index.memories(expert.layer)  # refuses a layer that is not there
+    index.memories(expert.layer)  # raises UnknownName for a layer that was not scanned
     index.names.span(expert)
     return expert
 
@@ -591,7 +591,7 @@ def _strongest(index: Index, layer: int, inside: str, count: int) -> tuple[Exper
 # Coefficients at every token
 
 _BATCH_TOKENS = 4096
-_SENTENCES = 4096  # that are read at once
+_SENTENCES = 4096  # sentences read at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -599,10 +599,10 @@ class Excerpts:
     """Parts of sentences, each with the memory whose coefficients are computed. All columns are [n]."""
 
     layer: NDArray[np.int64]
-    memory: NDArray[np.int64]  # its number in the layer
+    memory: NDArray[np.int64]  # number in the layer
     sentence: NDArray[np.int64]
-    first: NDArray[np.int64]  # the position of the first token; -1 is BOS
-    stop: NDArray[np.int64]  # the position after the last token
+    first: NDArray[np.int64]  # position of the first token; -1 is BOS
+    stop: NDArray[np.int64]  # position after the last token
 
     @property
     def longest(self) -> int:
@@ -620,7 +620,7 @@ def read_coefficients(
 
     Each sentence runs once, up to the end of its last excerpt. The result is written to `into` if it is given.
     """
-    from memlens.corpus.sentences import cut_batches  # not needed by lookups
+    from memlens.corpus.sentences import cut_batches  # imported here to keep lookups fast
 
     coefficients = np.zeros((len(excerpts.layer), excerpts.longest), np.float32) if into is None else into
     if not len(coefficients):
@@ -647,8 +647,8 @@ def _read_batch(
     model: MemoryModel,
     batch: Batch,
     excerpts: Excerpts,
-    in_batch: NDArray[np.int64],  # [k] the excerpts of this batch
-    row: NDArray[np.int64],  # [k] in which row of it each lies
+    in_batch: NDArray[np.int64],  # [k] excerpts in this batch
+    row: NDArray[np.int64],  # [k] row of each excerpt in the batch
     shift: int,
     coefficients: NDArray[np.float32],
 ) -> None:
@@ -664,7 +664,7 @@ def _read_batch(
         if not len(chosen):
             return
         position = excerpts.first[in_batch[chosen]][:, None] + shift + np.arange(coefficients.shape[1])
-        position = position.clip(max=batch.tokens.shape[1] - 1)  # a short excerpt ends before the longest does
+        position = position.clip(max=batch.tokens.shape[1] - 1)  # excerpts may be shorter than the longest one
         memory = excerpts.memory[in_batch[chosen]][:, None] - columns.start
         where = (row[chosen][:, None], position, memory)
         coefficients[in_batch[chosen]] = block.everywhere()[tuple(map(torch.from_numpy, where))].float().cpu().numpy()
@@ -718,14 +718,14 @@ def shade_triggers(
 
 _TRIGGERS_SHOWN, _PATTERNS_SHOWN, _TOKENS_SHOWN = 10, 3, 10
 _CHARACTERS_BEFORE, _CHARACTERS_AFTER, _TOKENS_SHADED = 160, 40, 40
-_HUES = ("255,176,32", "80,140,255")  # of positive and negative coefficients
+_HUES = ("255,176,32", "80,140,255")  # colors of positive and negative coefficients
 _TEXT = "text-align:left;white-space:pre-wrap;unicode-bidi:isolate"
 _MARK = "border-bottom:2px solid"
 
 
 @dataclass(frozen=True, repr=False)
 class ShownMemory(MemoryRecord):
-    """The record of a memory with the coefficients along its triggers, which are empty without a model."""
+    """The record of a memory that a notebook shows as a page. Triggers are shaded if the index has its model."""
 
     shading: tuple[TriggerCoefficients, ...] = ()
 

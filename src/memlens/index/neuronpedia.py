@@ -1,24 +1,25 @@
-"""An index in the layout of Neuronpedia's exports, which its importer takes: a folder for each model and source.
+"""Export of an index in the layout that Neuronpedia imports: one folder per model and source.
 
     MODEL/3-memlens/features/batch-0.jsonl.gz      one line per memory of layer 3, 1,024 to a file
     MODEL/3-memlens/activations/batch-0.jsonl.gz   their top triggers, with the coefficient at every token of an excerpt
-    MODEL/3-memlens/explanations/batch-0.jsonl.gz  their names, where `memlens patterns` has made some
+    MODEL/3-memlens/explanations/batch-0.jsonl.gz  their names, if `memlens patterns` was run
     MODEL/3-memlens/{model,release,sourceset,source}.jsonl
 
-The layout is that of docs.neuronpedia.org/api-and-data/exports; fields have the names that Neuronpedia's own converter
-writes and that SAEDashboard 0.8.0 fills. Of a memory:
+The layout follows docs.neuronpedia.org/api-and-data/exports. Fields have the names that Neuronpedia's converter and
+SAEDashboard 0.8.0 use. For each memory:
 
-    maxActApprox, frac_nonzero       the highest coefficient; the share of prefixes on which it is above 0
-    freq_hist_data_bar_values        middles of the histogram's bins (they double in width outwards), and how many
-    freq_hist_data_bar_heights       sampled prefixes lie in each, from the first filled bin to the last
-    pos_str, pos_values, neg_*       from `memlens values`, else empty: ln(p * vocabulary), the logit above that of a
-                                     uniform choice
-    values, maxValue, minValue       coefficients by the model, four digits of each; at the trigger, the index's own
-    qualifyingTokenIndex             the trigger; maxValue may stand at another token of the excerpt
-    binMin, binMax, binContains      -1, the highest coefficient, -1: how SAEDashboard marks the top activations
+    maxActApprox, frac_nonzero       the highest coefficient; the activation frequency
+    freq_hist_data_bar_values        centers of the histogram's bins, which double in width outward, and the number of
+    freq_hist_data_bar_heights       sampled prefixes in each, from the first filled bin to the last
+    pos_str, pos_values, neg_*       top and bottom tokens with ln(p * vocabulary), the logit relative to a uniform
+                                     distribution; empty without `memlens values`
+    values, maxValue, minValue       coefficients computed by the model, rounded to four digits; those of triggers are
+                                       taken from the index
+    qualifyingTokenIndex             the position of the trigger; maxValue may belong to another token of the excerpt
+    binMin, binMax, binContains      -1, the highest coefficient, -1: SAEDashboard's mark of top activations
 
-Bottom triggers have no place in the layout. What speaks of sparse autoencoders, or is not in an index, is empty. Times
-are left to the database, so that the same index gives the same bytes.
+The layout has no bottom triggers. Fields about sparse autoencoders, or about facts that an index does not contain, are
+empty. Times are left to Neuronpedia's database, so that one index always gives the same bytes.
 """
 
 import gzip
@@ -44,13 +45,13 @@ from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
 from memlens.progress import Progress, no_progress
 
-SET = "memlens"  # the set of sources, one for each layer
-TOP = 20  # SAEDashboard's own number of top activations
-_BEFORE, _AFTER = 64, 16  # tokens of an excerpt around its trigger
+SET = "memlens"  # name of the source set, which has one source per layer
+TOP = 20  # top activations per memory, as in SAEDashboard
+_BEFORE, _AFTER = 64, 16  # tokens of an excerpt before and after its trigger
 _MEMORIES_PER_FILE = 1024
-_TOKENS = 10  # at each end of a value, as the site shows
-_LEAST_P = 1.1754944e-38  # what float32 holds; a probability of 0 has no logarithm
-_CREATOR = "clkht01d40000jv08hvalcvly"  # the account to which Neuronpedia's importer gives what nobody else made
+_TOKENS = 10  # tokens at each end of a value, as on Neuronpedia's pages
+_LEAST_P = 1.1754944e-38  # smallest normal float32, in place of a probability of 0
+_CREATOR = "clkht01d40000jv08hvalcvly"  # Neuronpedia's account for imports without an author
 
 _UNKNOWN = (
     *("topkCosSimIndices", "topkCosSimValues", "decoder_weights_dist", "vector"),
@@ -80,7 +81,7 @@ def export_neuronpedia(
     force: bool = False,
     progress: Progress = no_progress,
 ) -> int:
-    """Write all scanned layers below a folder; the number of memories comes back. `model` is the one scanned."""
+    """Write all scanned layers below a folder. Returns the number of memories. `model` is the scanned model."""
     if top < 1:
         raise SettingError(f"--top is {top}; write at least 1 trigger of a memory")
     export = _Export(index, model, top, progress)
@@ -107,8 +108,8 @@ class _Export:
         wanted = (self.triggers[name].astype(np.int64) for name in ("layer", "memory", "sentence", "first", "stop"))
         excerpts = Excerpts(*wanted)
         folder.mkdir()
-        with tempfile.TemporaryFile(dir=folder) as file:  # not in memory: those of a million memories are 6 GB
-            file.truncate(4 * max(len(excerpts.layer) * excerpts.longest, 1))  # a map cannot be empty
+        with tempfile.TemporaryFile(dir=folder) as file:  # on disk, because a million memories take 6 GB
+            file.truncate(4 * max(len(excerpts.layer) * excerpts.longest, 1))  # a memory map cannot be empty
             coefficients = np.memmap(file, np.float32)[: len(excerpts.layer) * excerpts.longest]
             coefficients = coefficients.reshape(len(excerpts.layer), excerpts.longest)
             read_coefficients(self.index, self.model, excerpts, coefficients, self.progress)
@@ -132,7 +133,7 @@ class _Export:
             if names:
                 _write_lines(source / "explanations" / file, (self.explanation(layer, row) for row in names))
             self.progress("export", first + begin + len(facts), len(self.edges) - 1)
-        for name, record in self.records(layer).items():  # last: what has a source.jsonl is whole
+        for name, record in self.records(layer).items():  # written last: marks a complete folder
             _write_lines(source / f"{name}.jsonl", [record])
 
     def source_id(self, layer: int) -> str:
@@ -201,7 +202,8 @@ class _Export:
         coefficients = np.array(found[edges[0] : edges[-1]], np.float64)
         coefficients[np.arange(len(coefficients)), triggers["position"] - triggers["first"]] = triggers["coefficient"]
         columns = ("layer", "memory", "sentence", "position", "first", "stop", "highest")
-        rows = zip(_four_digits(coefficients).tolist(), *(triggers[name].tolist() for name in columns), strict=True)
+        rounded = _round_to_four_digits(coefficients).tolist()
+        rows = zip(rounded, *(triggers[name].tolist() for name in columns), strict=True)
         for along, layer, memory, sentence, position, first, stop, highest in rows:
             values = along[: stop - first]
             yield {
@@ -228,8 +230,8 @@ class _Export:
         }
 
 
-def _four_digits(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Round to four significant digits. Neuronpedia's own exporters keep three decimals, which loses small numbers."""
+def _round_to_four_digits(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round to four significant digits. Three decimals, as in Neuronpedia's exporters, would lose small numbers."""
     size = np.abs(numbers, where=numbers != 0, out=np.ones_like(numbers))
     unit = 10.0 ** (3 - np.floor(np.log10(size)))
     return np.rint(numbers * unit) / unit

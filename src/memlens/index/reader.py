@@ -1,8 +1,8 @@
-"""Index: a complete index folder, opened for reading. It needs neither the model nor the original text.
+"""Index: a complete index folder, opened for reading. Neither the model nor the original text is needed.
 
-Tables are read with DuckDB when they are asked for, so an index of a million memories opens as fast as a small one. A
-table is compared with its checksum in the manifest when it is first opened, and again if the file was replaced. Files
-are replaced by rename, so a reader that has opened one keeps its content.
+Tables are read with DuckDB on demand, so an index of a million memories opens as fast as a small one. A table is
+compared with its checksum in the manifest when it is first opened, and again if the file was replaced. Files are
+replaced by renaming, so a reader keeps the content of the file that it has opened.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 def trigger_of(row: dict[str, Any], sentence: dict[str, Any] | None, vocabulary: Sequence[str]) -> Trigger:
-    """Return a row of a trigger table with the text of its sentence. Position -1 is BOS alone, which has no text."""
+    """Return a row of a trigger table as a Trigger with its text. Position -1 is BOS alone, which has no text."""
     position, following = row["position"], row["next_token"]
     if sentence is None or position >= len(sentence["ends"]):
         raise IndexFolderError(
@@ -94,7 +94,7 @@ class Index:
         self.manifest = Manifest.read(self.folder)
         self.model: MemoryModel | None = None  # to shade triggers in a notebook
         self._verified: dict[str, tuple[str, FileStamp]] = {}  # file -> checksum, and the file's stamp at that time
-        self._validated: dict[str, tuple[str, FileStamp]] = {}  # the same, of files whose content was validated
+        self._validated: dict[str, tuple[str, FileStamp]] = {}  # the same for files whose content was validated
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ class Index:
     def memories(self, layer: int) -> int:
         """Return the number of memories of a layer. Raises UnknownName if it was not scanned."""
         if layer not in self.layers:
-            raise UnknownName(f"layer {layer} is not in this index; it has {_ranges(self.layers)}")
+            raise UnknownName(f"layer {layer} is not in this index; it has {_name_layers(self.layers)}")
         return self.manifest.model.memories[layer]
 
     def check(self, memory: str | MemoryId) -> MemoryId:
@@ -122,7 +122,7 @@ class Index:
 
     @property
     def names(self) -> MemoryNames:
-        """The names of memories, from and to the numbers in the tables."""
+        """Conversion between names of memories and their numbers in the tables."""
         return self.manifest.model.names
 
     def path(self, table: str) -> Path:
@@ -166,7 +166,7 @@ class Index:
         return IndexFolderError(f"{self.folder / name} {what}; {advice}")
 
     def is_whole(self, table: str) -> bool:
-        """Return True if the table's file has the checksum in the manifest. An unchanged file is read once for that."""
+        """Return True if the table's file has the checksum in the manifest. An unchanged file is read only once."""
         name = f"{table}.parquet"
         facts, stamp = self.manifest.files.get(name), file_stamp(self.folder / name)
         if facts is None or stamp is None:
@@ -178,10 +178,10 @@ class Index:
         return True
 
     def reload(self) -> None:
-        """Read the manifest again if it was replaced since.
+        """Read the manifest again if it was replaced since the last read.
 
         Raises:
-            IndexFolderError: The folder holds another scan now, or none.
+            IndexFolderError: The folder now holds another scan, or none.
         """
         stamp = file_stamp(self.folder / MANIFEST)
         if stamp == self._manifest_stamp:
@@ -196,7 +196,7 @@ class Index:
         import pyarrow.parquet as pq
 
         names = None if columns is None else list(columns)
-        # pyarrow takes a path with a colon for an address, so it gets an open file
+        # pyarrow would read a path with a colon as a URL
         with self._explain_errors(), self.path(table).open("rb") as handle:
             self._check_opened([table])
             if filters is None:  # filters need pyarrow.dataset, which imports pandas if it is installed
@@ -213,7 +213,7 @@ class Index:
             return names
 
     def sql(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """Return the rows of a DuckDB query, in which `{triggers}` stands for that table, and so for every table.
+        """Return the rows of a DuckDB query, in which a name in braces, like `{triggers}`, stands for a table.
 
         Example:
             >>> index.sql("SELECT count(*) AS n FROM {memories} WHERE dead")  # doctest: +SKIP
@@ -249,19 +249,19 @@ class Index:
             yield from reader
 
     def _fill_in_tables(self, query: str) -> tuple[str, list[str]]:
-        """Replace `{triggers}` in a query by SQL that reads the table. Returns the query and its tables."""
+        """Replace names of tables in braces by SQL that reads them. Returns the query and the names."""
         sources = _TableSources(self)
         try:
             return query.format_map(sources), sources.tables
         except (ValueError, AttributeError) as error:  # a single brace, or a format such as {triggers.x}
-            raise SettingError(f"cannot read the query ({error}); write {{memories}} for a table") from error
+            raise SettingError(f"the query is invalid ({error}); write tables in braces, like {{memories}}") from error
 
     def _source_of(self, table: str) -> str:
         """Return SQL that reads a table."""
         return reader_of(self.path(table))
 
     def _check_opened(self, tables: Iterable[str]) -> None:
-        """Raise IndexFolderError if a file was replaced between the comparison of its checksum and its opening."""
+        """Raise IndexFolderError if a file was replaced after its checksum was compared and before it was opened."""
         for table in tables:
             name = f"{table}.parquet"
             verified = self._verified.get(name)
@@ -269,7 +269,7 @@ class Index:
                 raise IndexFolderError(f"{self.folder / name} was replaced while it was opened; run the command again")
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
-        """Return a cursor for one query, which makes queries from several threads safe. The caller closes it."""
+        """Return a cursor for one query, so that several threads can query. The caller closes it."""
         with self._opening:  # the connection itself is not thread-safe
             if self._is_closed:
                 raise IndexFolderError(f"{self.folder} is closed; open it again")
@@ -277,9 +277,9 @@ class Index:
 
     @cached_property
     def _database(self) -> duckdb.DuckDBPyConnection:
-        """The database, which stays open because opening it costs more than most queries.
+        """The database. It stays open, because opening it costs more than most queries.
 
-        With one thread the order of rows does not vary from run to run.
+        It has one thread, so that rows have the same order in every run.
         """
         return open_database()
 
@@ -287,12 +287,12 @@ class Index:
         """Close the database. Running queries finish; later ones raise IndexFolderError."""
         with self._opening:
             self._is_closed = True
-            with suppress(duckdb.Error):  # a cursor is in use; the database is closed with the last one
+            with suppress(duckdb.Error):  # the database closes with the last cursor
                 self._database.close()
 
     @contextmanager
     def _explain_errors(self) -> Iterator[None]:
-        """Turn errors of readers into one line: a damaged file, or a query that DuckDB cannot run."""
+        """Turn errors of the readers into a MemlensError: damaged files, and queries that DuckDB cannot run."""
         try:
             yield
         except (duckdb.Error, pa.ArrowException, OSError) as error:
@@ -305,7 +305,7 @@ class Index:
             if isinstance(error, OSError):
                 raise
             why = str(error).strip().partition("\n")[0]
-            advice = "; write {memories} for a table" if isinstance(error, duckdb.CatalogException) else ""
+            advice = "; write tables in braces, like {memories}" if isinstance(error, duckdb.CatalogException) else ""
             failure = "cannot read" if isinstance(error, pa.ArrowException) else "a query failed on"
             raise IndexFolderError(f"{failure} {self.folder}: {why}{advice}") from error
 
@@ -333,7 +333,7 @@ class Index:
         return {memory: TriggerList(islice(texts, len(listed))) for memory, listed in rows.items()}
 
     def with_text(self, rows: Sequence[dict[str, Any]]) -> TriggerList:
-        """Return rows of a trigger table as triggers with their text, with one query to the corpus."""
+        """Return rows of a trigger table as triggers with their text. Queries the corpus once."""
         sentences = self.sentences(sorted({row["sentence"] for row in rows}))
         return TriggerList(trigger_of(row, sentences.get(row["sentence"]), self.vocabulary) for row in rows)
 
@@ -346,7 +346,7 @@ class Index:
             return by_memory
         places = {(memory.layer, self.names.number(memory)): listed for memory, listed in by_memory.items()}
         wanted = "(layer, memory) IN (VALUES " + ", ".join(f"({layer}, {number})" for layer, number in places) + ")"
-        if len(by_memory) == 1:  # by equality, with which DuckDB passes over the row groups that cannot hold it
+        if len(by_memory) == 1:  # DuckDB skips row groups by equality
             wanted = " AND ".join(f"layer = {layer} AND memory = {number}" for layer, number in places)
         chosen = columns if columns == "*" else f"layer, memory, {columns}"
         query = f"SELECT {chosen} FROM {{{table}}} WHERE {wanted} AND {where}"
@@ -369,7 +369,7 @@ class Index:
 
     def chart(self, experiment: str) -> Any:
         """Return the figure of an experiment as an Altair chart."""
-        import memlens  # the front door: experiments are above this package
+        import memlens  # experiments may not be imported at the top of this module
 
         return memlens.chart(self, experiment)
 
@@ -378,16 +378,18 @@ class Index:
 
         Args:
             model: The model or its location; None for the location during the scan.
-            options: Arguments of `load`.
+            options: Options of `memlens.load`.
 
         Raises:
-            ModelError: The model has changed, or the index was made from a model in memory.
+            ModelError: The model has changed, or its location is unknown because it was scanned from memory.
         """
         from memlens.models.load import load
 
         source = self.manifest.model.source if model is None else model
         if model is None and not source:
-            raise ModelError("the index was made from a model in memory; say where the model is with --model")
+            raise ModelError(
+                "the index was scanned from a model in memory; name the location of the model with --model"
+            )
         loaded = load(source, **({"dtype": self.manifest.model.dtype} | options))
         self.check_model(loaded)
         return loaded
@@ -397,7 +399,7 @@ class Index:
         if model.fingerprint() != self.manifest.model.fingerprint:
             raise ModelError(
                 f"{model.name} is not the model that was scanned into {self.folder} (its fingerprint differs); "
-                "pass the right one with --model, or scan again"
+                "name the scanned model with --model, or scan again"
             )
 
     def write(
@@ -405,11 +407,11 @@ class Index:
     ) -> None:
         """Write the tables of a later stage together.
 
-        All tables are written under temporary names, removed from the manifest, renamed, and added to the manifest. If
+        The tables are written under temporary names, removed from the manifest, renamed, and added to the manifest. If
         the process is killed in between, they count as not computed.
 
         Raises:
-            IndexFolderError: The folder holds another scan now, or another version of a table that was read.
+            IndexFolderError: The folder now holds another scan, or another version of a table that was read.
         """
         names = [f"{table}.parquet" for table in tables]
         with lock_for_writing(self.folder / LOCK), explain_os_errors(self.folder):
@@ -423,8 +425,8 @@ class Index:
                 self.reload()
                 self._save(self.manifest.with_files({}, without=names))
             for name in names:
-                self._verified.pop(name, None)  # what was read of it before is no longer a source
-            self.manifest = self.manifest.with_files(facts)  # which the notes may read
+                self._verified.pop(name, None)  # the replaced version is no longer a source
+            self.manifest = self.manifest.with_files(facts)  # `notes` may read it
             self._save(self.manifest.with_notes(notes()))
 
     def _save(self, manifest: Manifest) -> None:
@@ -432,9 +434,9 @@ class Index:
         self.manifest, self._manifest_stamp = manifest, file_stamp(self.folder / MANIFEST)
 
     def _check_sources(self, names: Sequence[str]) -> None:
-        """Raise IndexFolderError if a table that was read, other than those to be written, was replaced since."""
+        """Raise IndexFolderError if a table was replaced after it was read, except the named tables."""
         self.reload()
-        for name, (sha256, _) in list(self._verified.items()):  # other threads may add to it
+        for name, (sha256, _) in list(self._verified.items()):  # a copy, because other threads may add entries
             if name not in names and self.manifest.sha256(name.removesuffix(".parquet")) != sha256:
                 raise IndexFolderError(f"{self.folder / name} was replaced during this command; run it again")
 
@@ -473,7 +475,7 @@ class _TableSources(dict[str, str]):
 
 
 def open_index(folder: Index | str | PathLike[str]) -> Index:
-    """Open a complete index by its folder or as `hf:OWNER/NAME`. An Index is returned as it is."""
+    """Open an index folder or `hf:OWNER/NAME`. An open Index is returned unchanged."""
     return folder if isinstance(folder, Index) else Index(Path(folder))
 
 
@@ -491,5 +493,5 @@ def _why_not_an_index(folder: Path) -> str:
     return f"{folder} is not an index (it has no {MANIFEST}); make one with `memlens scan MODEL CORPUS -o FOLDER`"
 
 
-def _ranges(layers: Sequence[int]) -> str:
+def _name_layers(layers: Sequence[int]) -> str:
     return f"layers {', '.join(str(layer) for layer in layers)}" if len(layers) > 1 else f"layer {layers[0]}"

@@ -1,13 +1,13 @@
 """Search for memories: one engine for `memlens search` and for the workbench.
 
-    triggers   prefixes that contain the text, or end with it; capitals matter only where the text has some
-    values     tokens that read the text, with or without a space before it; else all tokens that contain it
-    patterns   descriptions in which every word of the text begins a word; capitals do not matter
-    name       L3N51, or the beginning of one
+    triggers   prefixes that contain the text, or end with it; case matters only if the text has capitals
+    values     tokens equal to the text, with or without a leading space; else all tokens that contain it
+    patterns   descriptions in which every word of the text begins a word, ignoring case
+    name       a name like L3N51, or its beginning
     no text    all memories, by a statistic
 
-Filters hold for all of them. Everything is asked of the tables with DuckDB; text in triggers is found faster in arrays,
-which a server keeps in memory (`TriggerText`): the same answer either way.
+Filters apply to all of them. DuckDB searches the tables. A server keeps the text of triggers in arrays, which are
+searched faster with the same results (`TriggerText`).
 """
 
 import re
@@ -35,28 +35,28 @@ _HOMES = {
     "substring": ("values", "patterns"),
     "bottom": ("values",),
 }
-_EVERY = "true"  # the condition that all memories meet
+_EVERY = "true"  # SQL condition without filters
 _VALUE_COLUMNS = {"top": ("tokens", "p"), "bottom": ("bottom_tokens", "bottom_p")}
 _MOST_HITS = 10**9
-_MOST_LETTERS = 1000  # of a query
-_MOST_PIECES = 50  # of a text that is no token, shown
-_MOST_TOKENS = 200  # that contain a text; more of them say nothing
+_MOST_LETTERS = 1000  # characters of a query
+_MOST_PIECES = 50  # tokens to show for a text that is not one token
+_MOST_TOKENS = 200  # tokens that may contain a text
 
 
 @dataclass(frozen=True)
 class SearchQuery:
-    """A search: the text, the place to look for it, and the memories to look among."""
+    """A search: the texts, where to search for them, and filters of memories."""
 
-    texts: tuple[str, ...] = ()  # in values several, else one; none lists memories by `order`
+    texts: tuple[str, ...] = ()  # several only for values; without a text, memories are listed by `order`
     place: Place = "triggers"
     layers: tuple[int, ...] | None = None
-    kind: Kind | None = None  # of patterns: none, shallow ones only, semantic ones only, or both
-    agreement: Literal["yes", "no"] | None = None  # does the value promote what follows the top trigger?
-    role: str | None = None  # what it is for
+    kind: Kind | None = None  # class of the memory's patterns
+    agreement: Literal["yes", "no"] | None = None  # whether the value's top token follows the top trigger
+    role: str | None = None  # role by `memlens roles`
     order: Statistic = "max"
     limit: int = 20
     ends: bool = False
-    ignore_case: bool | None = None  # None: unless the text has capitals
+    ignore_case: bool | None = None  # None ignores case unless the text has capitals
     substring: bool = False
     bottom: bool = False
 
@@ -69,7 +69,7 @@ class SearchQuery:
         key, parts = f"({row}.layer::BIGINT << 32 | {row}.memory)", []
         if self.layers is not None:
             for layer in self.layers:
-                index.memories(layer)  # refuses one that is not there
+                index.memories(layer)  # raises UnknownName for a layer that was not scanned
             parts.append(f"{row}.layer IN ({', '.join(map(str, self.layers))})")
         having = "(SELECT layer::BIGINT << 32 | memory FROM {{{}}} WHERE {})"
         for kind in () if self.kind is None else ("shallow", "semantic"):
@@ -77,7 +77,7 @@ class SearchQuery:
             parts.append(f"{key} {is_in} " + having.format("patterns", f"kind = '{kind}'"))
         if self.role is not None:
             if self.role not in ROLES:
-                raise UnknownName(f"there is no role '{self.role}'; known: {', '.join(ROLES)}")
+                raise UnknownName(f"there is no role '{self.role}'; choose one of: {', '.join(ROLES)}")
             parts.append(f"{key} IN " + having.format("roles", f"list_contains(roles, '{self.role}')"))
         if self.agreement is not None:
             parts.append(
@@ -88,7 +88,7 @@ class SearchQuery:
 
 @dataclass(frozen=True)
 class MemoryHit:
-    """A memory with its summary."""
+    """A memory that a search found, with its summary."""
 
     name: MemoryId
     summary: str | None
@@ -96,20 +96,20 @@ class MemoryHit:
 
 @dataclass(frozen=True)
 class TriggerHit(MemoryHit):
-    """One end of a memory, some of whose triggers match."""
+    """One end of a memory with matching triggers."""
 
     end: str
     matches: int
-    trigger: Trigger  # the matching one of lowest rank
+    trigger: Trigger  # the best matching trigger
 
 
 @dataclass(frozen=True)
 class ListedToken:
-    """A token that was searched for, in the list of a value."""
+    """A matching token in the list of a value."""
 
     token: int
     text: str
-    rank: int  # place in the list, from 0
+    rank: int  # position in the list, from 0
     p: float
 
 
@@ -117,14 +117,14 @@ class ListedToken:
 class ValueHit(MemoryHit):
     """A memory whose value lists at least one of the tokens."""
 
-    p: float  # of all tokens found, added up
-    rank: int  # the best place among them, from 0
+    p: float  # total probability of the matching tokens
+    rank: int  # best position of a matching token, from 0
     tokens: tuple[ListedToken, ...]  # by rank
 
 
 @dataclass(frozen=True)
 class PatternHit(MemoryHit):
-    """A memory with a matching pattern, the one of highest confidence."""
+    """A memory with its matching pattern of highest confidence."""
 
     matches: int
     description: str
@@ -135,7 +135,7 @@ class PatternHit(MemoryHit):
 
 @dataclass(frozen=True)
 class StatisticHit(MemoryHit):
-    """A memory with the number it was sorted by."""
+    """A memory with the statistic by which the list is sorted."""
 
     statistic: str
     number: float
@@ -166,7 +166,7 @@ def search(index: Index, query: SearchQuery, arrays: "TriggerText | None" = None
     for option, homes in _HOMES.items():
         if getattr(query, option) and query.place not in homes:
             shown = f"--{option.replace('_', '-')} is for --in {' or '.join(homes)}"
-            raise SettingError(f"{shown}, but this looks in {query.place}; leave it out")
+            raise SettingError(f"{shown} and has no effect with --in {query.place}; leave it out")
     if not query.texts:
         return _list_memories(index, query)
     if query.place == "values":
@@ -181,7 +181,7 @@ def search(index: Index, query: SearchQuery, arrays: "TriggerText | None" = None
 def _result(
     index: Index, query: SearchQuery, rows: Rows, make: Callable[..., Any], note: str | None = None
 ) -> SearchResult:
-    """Turn rows into hits. `make` is called with a row, the memory's name and its summary."""
+    """Return rows as hits. `make` turns a row, the memory's name and its summary into a hit."""
     names = [index.names.name(row["layer"], row["memory"]) for row in rows]
     summaries = read_summaries(index, names)
     hits = tuple(make(row, name, summaries.get(name)) for row, name in zip(rows, names, strict=True))
@@ -227,13 +227,13 @@ ORDER BY p.confidence DESC, len(p.prefixes) DESC, layer, memory LIMIT $1
 
 
 def _search_patterns(index: Index, query: SearchQuery) -> SearchResult:
-    """Search descriptions. Words are separated by spaces, quotes, commas and colons: ends with "press" has three."""
+    """Search the descriptions of patterns. Spaces, quotes, commas and colons separate words."""
     words = re.findall(r'[^\s",:]+', query.text)
     if not words:
-        raise SettingError("the text to search for has no word in it; give at least one")
+        raise SettingError("the text to search for contains no words; give at least one")
     asked = [query.text] if query.substring else words
     matches = [f"contains(lower(said), lower(${place}))" for place in range(2, len(asked) + 2)]
-    if not query.substring:  # the quick test above leaves few for this one
+    if not query.substring:  # slower, but few descriptions are left
         asked = asked + [rf'(?i)(^|[\s",:]){re.escape(word)}' for word in words]
         matches += [f"regexp_matches(said, ${place})" for place in range(len(words) + 2, 2 * len(words) + 2)]
     sql = _PATTERNS.format(matches=" AND ".join(matches), condition=query.condition(index, "p"))
@@ -259,16 +259,25 @@ SELECT *, count(*) OVER () AS total FROM own ORDER BY queries DESC, {order}, lay
 
 
 def search_values(index: Index, query: SearchQuery, mode: str = "token") -> SearchResult:
-    """Memories whose value promotes the texts (or pushes them down): of several those with more of them first, then
-    by their best place in the value's list, then by the probability of what was found (at the bottom end the lowest).
+    """Return the memories whose values promote (or, with `query.bottom`, demote) the texts.
 
-    mode "token": each text must be one token; else it is refused with its split into the fewest tokens. mode
-    "substring": all tokens that contain a text. mode "word": as the module says.
+    Memories that match more of the texts come first, then those with a better position in the value's list, then those
+    with a higher total probability (at the bottom, a lower one).
+
+    Args:
+        index: The index.
+        query: The texts and filters.
+        mode: "token" requires that each text is one token, "substring" takes all tokens that contain a text, and "word"
+            takes the equal tokens, or without any the tokens that contain the text.
+
+    Raises:
+        UnknownName: No token matches a text. In mode "token", the message has its split into the fewest tokens.
+        SettingError: There is no text, or too many tokens contain it.
     """
     if "" in query.texts or not query.texts:
         raise SettingError("the query is empty; give the text of a token, like ' Paris'")
-    index.path("values")  # says which command to run where it is missing, before anything about tokens
-    tokens, note = _tokens(index, query.texts, mode)
+    index.path("values")  # a missing table is reported before unknown tokens
+    tokens, note = _find_tokens(index, query.texts, mode)
     counted = [0 if mode == "substring" else query_number for query_number in tokens.values()]
     names, numbers = _VALUE_COLUMNS["bottom" if query.bottom else "top"]
     order = "best, sum_p" if query.bottom else "best, sum_p DESC"
@@ -282,8 +291,8 @@ def search_values(index: Index, query: SearchQuery, mode: str = "token") -> Sear
     return _result(index, query, rows, hit, note)
 
 
-def _tokens(index: Index, texts: Sequence[str], mode: str) -> tuple[dict[int, int], str | None]:
-    """Return {token: number of the first text that it matches}, and a note for the user."""
+def _find_tokens(index: Index, texts: Sequence[str], mode: str) -> tuple[dict[int, int], str | None]:
+    """Return {token: number of the first text that it matches}, and a note for the user or None."""
     numbers: dict[int, int] = {}
     note = None
     readings: dict[str, list[int]] = {}
@@ -296,30 +305,28 @@ def _tokens(index: Index, texts: Sequence[str], mode: str) -> tuple[dict[int, in
         if mode == "substring" and not within:
             raise UnknownName(f"no token of this model contains {text!r}; try a shorter text")
         if not exact and not within:
-            raise UnknownName(_not_one_token(text, set(readings) - {""}))
+            raise UnknownName(_describe_split(text, set(readings) - {""}))
         if mode == "word" and within:
             if len(within) > _MOST_TOKENS:
-                raise SettingError(f"{len(within):,} tokens of this model contain {text!r}; write more of it")
-            note = f"{text!r} is not a token of its own; {len(within)} tokens contain it"
+                raise SettingError(f"{len(within):,} tokens of this model contain {text!r}; use a longer text")
+            note = f"{text!r} is not a token; {len(within)} tokens contain it"
         for token in exact or within:
             numbers.setdefault(token, number)
     return numbers, note
 
 
-def _not_one_token(text: str, readings: set[str]) -> str:
+def _describe_split(text: str, readings: set[str]) -> str:
     advice = "name one of its tokens, or search for a substring"
-    split = _fewest_tokens(text, readings)
+    split = _split_into_tokens(text, readings)
     if not split:
-        return f"{text!r} is not one token of this model, nor made of several; {advice}"
+        return f"{text!r} is neither a token of this model nor a sequence of tokens; {advice}"
     shown = [*map(repr, split[:_MOST_PIECES]), *["…"] * (len(split) > _MOST_PIECES)]
-    return f"{text!r} is not one token of this model but can be written as {' + '.join(shown)}; {advice}"
+    return f"{text!r} is not a token of this model but can be split into {' + '.join(shown)}; {advice}"
 
 
-def _fewest_tokens(text: str, readings: set[str]) -> list[str] | None:
-    """Return the text as the fewest tokens, or None. A tokenizer may split it differently.
-
-    From the end of the text: how many tokens its rest takes, and where the first of them ends.
-    """
+def _split_into_tokens(text: str, readings: set[str]) -> list[str] | None:
+    """Split the text into the fewest tokens, or return None. The tokenizer may split it differently."""
+    # from each position to the end of the text: the number of tokens needed, and where the first of them ends
     longest = max((len(reading) for reading in readings), default=0)
     count: list[int | None] = [None] * len(text) + [0]
     ends = [0] * len(text)
@@ -339,8 +346,8 @@ def _fewest_tokens(text: str, readings: set[str]) -> list[str] | None:
 
 # Text in triggers
 
-# Sentences are filtered first: a text that is rare costs next to nothing. A prefix is the text up to the end of its
-# last token; position -1 is BOS alone, which has no text.
+# Sentences are filtered first, which makes searching for a rare text fast. A prefix is the text up to the end of its
+# last token. Position -1 is BOS alone, which has no text.
 _PREFIX = "left(hit.text, CASE WHEN t.position < 0 THEN 0 ELSE hit.ends[t.position + 1] END)"
 _TRIGGERS = """
 WITH hit AS MATERIALIZED (SELECT sentence, text, ends FROM {{corpus}} WHERE contains({text}, {wanted})),
@@ -359,7 +366,7 @@ FROM matching GROUP BY layer, memory, "end" ORDER BY matches DESC, rank, layer, 
 
 def _search_triggers(index: Index, query: SearchQuery, arrays: "TriggerText | None") -> SearchResult:
     if len(query.texts) > 1:
-        raise SettingError(f"{len(query.texts)} texts were given to look for in triggers; put one text in quotes")
+        raise SettingError(f"--in triggers takes one text, but {len(query.texts)} were given; put the text in quotes")
     if not query.text:
         raise SettingError("the text to search for is empty; give at least one character")
     ignores = query.text == query.text.lower() if query.ignore_case is None else query.ignore_case
@@ -391,27 +398,27 @@ def _search_triggers(index: Index, query: SearchQuery, arrays: "TriggerText | No
 _MOST_TRIGGERS = 30_000_000
 _GROUPS_AT_ONCE = 4096
 _NEVER = np.iinfo(np.int32).max
-# Where prefixes end in bytes, by position + 1: position -1 is BOS alone, which has no text.
+# Where prefixes end, in bytes, by position + 1. Position -1 is BOS alone, which has no text.
 _STOPS = ", ".join(
     f"""[0] || CASE WHEN strlen(text) = length(text) THEN ends
         ELSE list_transform(ends, lambda stop: strlen(left({text}, stop))::INTEGER) END AS {name}"""
     for text, name in (("text", "stops"), ("lower(text)", "lowered_stops"))
 )
-Contains = Callable[[Any], NDArray[np.bool_]]  # of triggers, a slice or their numbers: which of them contain the text
+Contains = Callable[[Any], NDArray[np.bool_]]  # from triggers (a slice or numbers) to whether each contains the text
 
 
 @dataclass(frozen=True, eq=False)
 class TriggerText:
-    """All triggers, by memory, end and rank, with their sentences. A group is one end of one memory."""
+    """The text of all triggers as arrays, by memory, end and rank. A group is one end of one memory."""
 
     text: pa.Array  # [sentences]
     lowered: pa.Array  # [sentences]
-    number: NDArray[np.int64]  # [sentences]: the sentence's id
-    sentence: NDArray[np.int32]  # [triggers]: its row in `text`
-    stop: NDArray[np.int32]  # [triggers]: where the prefix ends, in bytes of the text
-    lowered_stop: NDArray[np.int32]  # [triggers]: the same in the lowered text
+    number: NDArray[np.int64]  # [sentences]: sentence id
+    sentence: NDArray[np.int32]  # [triggers]: row of the sentence in `text`
+    stop: NDArray[np.int32]  # [triggers]: end of the prefix in `text`, in bytes
+    lowered_stop: NDArray[np.int32]  # [triggers]: end of the prefix in `lowered`, in bytes
     columns: dict[str, NDArray[Any]]  # [triggers]: rank, coefficient, position, next_token (-1 for none)
-    starts: NDArray[np.int64]  # [groups + 1]: a group's first trigger
+    starts: NDArray[np.int64]  # [groups + 1]: first trigger of each group
     layer: NDArray[np.int64]  # [groups]
     memory: NDArray[np.int64]  # [groups]
     is_top: NDArray[np.bool_]  # [groups]
@@ -429,7 +436,7 @@ class TriggerText:
         layer, memory, is_top = (columns.pop(name) for name in ("layer", "memory", "is_top"))
         sentence = np.searchsorted(number, columns.pop("sentence")).astype(np.int32)
         stop, lowered_stop = (
-            _at(corpus.column(name), sentence, columns["position"] + 1) for name in ("stops", "lowered_stops")
+            _gather(corpus.column(name), sentence, columns["position"] + 1) for name in ("stops", "lowered_stops")
         )
         is_first = np.ones(len(memory), np.bool_)
         is_first[1:] = (np.diff(layer) != 0) | (np.diff(memory) != 0) | (is_top[1:] != is_top[:-1])
@@ -473,7 +480,7 @@ class TriggerText:
         ]
 
     def _contains(self, text: str, ignore_case: bool) -> Contains:
-        # The library that made `lowered` knows one small letter for each capital, Python sometimes two.
+        # DuckDB, which made `lowered`, has one lowercase letter for each capital; Python sometimes has two
         wanted = "".join(sign.lower() if len(sign.lower()) == 1 else sign for sign in text) if ignore_case else text
         places = pc.find_substring(self.lowered if ignore_case else self.text, wanted)
         first = places.to_numpy(zero_copy_only=False)
@@ -482,7 +489,7 @@ class TriggerText:
         return lambda rows: stop[rows] >= needed[self.sentence[rows]]
 
     def _count(self, contains: Contains) -> NDArray[np.int32]:
-        """Count the matching triggers of each group, part by part to bound memory. [groups]"""
+        """Count the matching triggers of each group, in parts to bound memory. [groups]"""
         counts = np.zeros(len(self.memory), np.int32)
         for begin in range(0, len(counts), _GROUPS_AT_ONCE):
             starts = self.starts[begin : begin + _GROUPS_AT_ONCE + 1]
@@ -498,7 +505,7 @@ class TriggerText:
         return mask
 
     def _best(self, contains: Contains, groups: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the first matching trigger of each of these groups, which all have one."""
+        """Return the first matching trigger of each of these groups. Each must have one."""
         lengths = self.starts[groups + 1] - self.starts[groups]
         begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])
         rows = np.arange(lengths.sum()) + np.repeat(self.starts[groups] - begins, lengths)
@@ -512,7 +519,7 @@ class TriggerText:
         return row | {"sentence": int(self.number[self.sentence[trigger]])}
 
 
-def _at(lists: pa.ChunkedArray, rows: NDArray[Any], places: NDArray[Any]) -> NDArray[np.int32]:
+def _gather(lists: pa.ChunkedArray, rows: NDArray[Any], places: NDArray[Any]) -> NDArray[np.int32]:
     """Return lists[rows[i]][places[i]] for every i."""
     whole = lists.combine_chunks()
     entries: NDArray[np.int32] = whole.values.to_numpy()[whole.offsets.to_numpy()[rows] + places].astype(np.int32)

@@ -1,9 +1,9 @@
-"""Shards: a scan in several runs (`--shard 3/16`) on machines that share nothing, merged into one index.
+"""Shards: a scan split over machines that share nothing (`--shard 3/16`), merged into one index.
 
-The folder of a finished shard is not an index. It has partial/ with
+The folder of a finished shard is not an index. Its partial/ contains
 
-    shard.json       written last: its presence means complete; the plan, the shard's number and checksums of its files
-    parts/           the results
+    shard.json       written last, so its presence means complete: the plan, the shard's number, checksums of its files
+    parts/           the saved states
     corpus.parquet, tokens.bin, ...    the text, in shard 1 only, because it is the same for all
 
 Merging needs neither the model nor the original text. It needs every shard of one plan exactly once.
@@ -39,7 +39,7 @@ from memlens.progress import Progress, no_progress
 from memlens.scanner.state import LayerShape, PartFolder, ShardNumber
 from memlens.settings import ScanSettings
 
-_OF_THE_FIRST = (CORPUS, VOCABULARY, *FLAT)  # the same in all shards, so one keeps them
+_OF_THE_FIRST = (CORPUS, VOCABULARY, *FLAT)  # equal in all shards, so only shard 1 keeps them
 
 
 class ShardDocument(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class ShardDocument(msgspec.Struct, frozen=True):
     model: dict[str, Any]
     shapes: dict[int, LayerShape]
     counts: dict[str, Count]
-    tokens: str  # checksums of the encoded text
+    tokens: str  # checksums of the encoded text, to compare shards
     scanned_with: list[dict[str, str]]
     files: dict[str, FileFacts]
 
@@ -90,7 +90,7 @@ def holds_shard(folder: Path, plan: dict[str, Any]) -> bool:
 def finish(
     folder: Path, model: dict[str, Any], plan: dict[str, Any], shapes: dict[int, LayerShape], store: CorpusStore
 ) -> None:
-    """Turn a scan of which every batch is done into a finished shard."""
+    """Turn a completed scan of a shard's batches into a finished shard."""
     partial = folder / PARTIAL
     shard = ShardNumber.parse(plan["shard"])
     names = [BATCHES, *(f"{PARTS}/{path.name}" for path in sorted((partial / PARTS).glob("*.npz")))]
@@ -123,14 +123,14 @@ def open_shard(folder: Path) -> Shard:
     content = read_sealed(path)
     if content.get("schema") != SCHEMA_VERSION:
         raise IndexFolderError(
-            f"{folder} has schema version {content.get('schema')}, this memlens reads {SCHEMA_VERSION}; "
+            f"{folder} has schema version {content.get('schema')}, but this memlens reads {SCHEMA_VERSION}; "
             "use the memlens that wrote it or scan again"
         )
     try:
         document = parse_document(content, ShardDocument)
         return Shard(folder, ShardNumber.parse(document.plan["shard"]), document)
     except (ValueError, KeyError, AttributeError, TypeError, SettingError) as error:
-        raise IndexFolderError(f"{path} is damaged ({error}); make that shard again") from error
+        raise IndexFolderError(f"{path} is damaged ({error}); scan this shard again") from error
 
 
 def merge_shards(
@@ -187,7 +187,7 @@ def _refuse_other_plans(shards: Sequence[Shard]) -> None:
             )
         if shard.id.of != first.id.of:
             raise IndexFolderError(
-                f"{shard.folder} is shard {shard.id}, {first.folder} shard {first.id}; give the shards of one scan only"
+                f"{first.folder} is shard {first.id}, but {shard.folder} {shard.id}; merge only shards of one scan"
             )
 
 
@@ -203,18 +203,20 @@ def _refuse_gaps(shards: Sequence[Shard]) -> None:
     missing = [str(number) for number in range(1, of + 1) if number not in seen]
     if missing:
         named = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        raise IndexFolderError(f"of {of} shards these are missing: {named}; make them with --shard {missing[0]}/{of}")
+        raise IndexFolderError(
+            f"these of {of} shards are missing: {named}; scan them, starting with --shard {missing[0]}/{of}"
+        )
 
 
 def _refuse_damage(shard: Shard) -> None:
-    """Compare every file with its checksum."""
+    """Raise IndexFolderError if a file of the shard does not have its recorded checksum."""
     for name, facts in shard.document.files.items():
         if not is_as_noted(shard.partial / name, facts):
             raise _damaged(shard, name)
 
 
 def _damaged(shard: Shard, name: str) -> IndexFolderError:
-    return IndexFolderError(f"{shard.partial / name} is missing or damaged; make shard {shard.id} again with --fresh")
+    return IndexFolderError(f"{shard.partial / name} is missing or damaged; scan shard {shard.id} again with --fresh")
 
 
 def _joined(shards: Sequence[Shard]) -> JoinedParts:
@@ -225,7 +227,7 @@ def _joined(shards: Sequence[Shard]) -> JoinedParts:
         batches = read_batches(first.partial / BATCHES)
         joined = JoinedParts([PartFolder(shard.partial / PARTS) for shard in shards], shapes, settings)
     except (TypeError, KeyError, ValueError, SettingError) as error:
-        raise IndexFolderError(f"{first.partial / SHARD} is damaged; make shard {first.id} again") from error
+        raise IndexFolderError(f"{first.partial / SHARD} is damaged; scan shard {first.id} again") from error
     if not all(joined.done(layer).contains_all(batches) for layer in shapes):
-        raise IndexFolderError("the shards together do not hold every batch of the plan; make them again")
+        raise IndexFolderError("the shards do not contain every batch of the plan; scan them again")
     return joined

@@ -1,8 +1,8 @@
-"""The folder of an index during a scan: checks of the folder, resuming, and publishing the new tables.
+"""The index folder during a scan: checks of the folder, resuming, and publishing the new tables.
 
-A new index is built in partial/ and moved into place when it is complete, so an index that is being replaced stays
-usable until then. partial/corpus.json marks a scan that can be resumed: it is the last file of the corpus stage, and
-the first to be deleted with partial/. Files that memlens did not write are never removed.
+A new index is built in partial/ and moved into place when it is complete. Until then, an index that is being replaced
+stays usable. partial/corpus.json marks a scan that can be resumed: the corpus stage writes it last, and it is deleted
+first. Files that memlens did not write are never removed.
 """
 
 import shutil
@@ -45,13 +45,13 @@ from memlens.index.format import (
     recorded_plan,
 )
 
-_MACHINES = "made_with.json"  # in partial/: the versions and processors that were used
+_MACHINES = "made_with.json"  # in partial/: versions and processors used so far
 
 
 def recorded_threads(folder: Path) -> int | None:
     """Return the number of threads of the index or unfinished scan in `folder`, or None if there is none.
 
-    The number is part of the plan, so a scan cannot be resumed with another one.
+    A scan can only be resumed with the same number of threads, which is part of the plan.
     """
     with explain_os_errors(folder):
         plan = read_partial_plan(folder)
@@ -83,7 +83,7 @@ def check_only_index_files(folder: Path) -> None:
 
 
 def check_not_newer(folder: Path) -> None:
-    """Raise IndexFolderError if the folder holds an index of a newer memlens, which cannot be compared with a plan."""
+    """Raise IndexFolderError if the folder holds an index of a newer memlens."""
     with explain_os_errors(folder):
         version = read_json(folder / MANIFEST).get("schema") if is_complete(folder) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
@@ -94,7 +94,7 @@ def check_not_newer(folder: Path) -> None:
 
 
 def check_outside_corpus(folder: Path, sources: tuple[str, ...]) -> None:
-    """Raise IndexFolderError for an index inside the corpus folder, of which it would become a part."""
+    """Raise IndexFolderError if the index would lie inside a corpus folder and so become part of the corpus."""
     for source in sources:
         place = Path(source)
         if place.is_dir() and folder.resolve().is_relative_to(place.resolve()):
@@ -174,7 +174,7 @@ def mixed_hardware_warning(machines: Sequence[dict[str, str]]) -> str:
 
 @contextmanager
 def discard_partial_on_error(folder: Path) -> Iterator[None]:
-    """Remove partial/ after a MemlensError if there is nothing to resume. Use it while holding the lock."""
+    """Remove partial/ after a MemlensError if there is nothing to resume. The caller holds the lock."""
     try:
         yield
     except MemlensError:
@@ -185,7 +185,7 @@ def discard_partial_on_error(folder: Path) -> Iterator[None]:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove a folder that contains nothing but its lock. Call this while holding the lock."""
+    """Remove a folder that contains only its lock file. The caller holds the lock."""
     if {entry.name for entry in folder.iterdir()} <= {LOCK}:
         (folder / LOCK).unlink()
         folder.rmdir()
@@ -194,13 +194,12 @@ def remove_if_empty(folder: Path) -> None:
 def check_no_annotations(folder: Path) -> None:
     if (folder / ANNOTATIONS).exists():
         raise IndexFolderError(
-            f"{folder} holds people's annotations, which belong to its old triggers; move {ANNOTATIONS} away first, "
-            "then run the same command again"
+            f"{folder} holds annotations of its current triggers; move {ANNOTATIONS} away, then run the command again"
         )
 
 
 def remove_partial(folder: Path) -> None:
-    for mark in (SHARD, "corpus.json"):  # first the files that mark a scan as resumable
+    for mark in (SHARD, "corpus.json"):  # first the files that mark a scan as resumable or a shard as finished
         (folder / PARTIAL / mark).unlink(missing_ok=True)
     if (folder / PARTIAL).exists():
         shutil.rmtree(folder / PARTIAL)
@@ -208,7 +207,7 @@ def remove_partial(folder: Path) -> None:
 
 def remove_manifest(folder: Path) -> None:
     """Remove the manifest, so that tables can be replaced. Raises IndexFolderError if the index has annotations."""
-    is_index = (folder / MANIFEST).exists()  # otherwise nobody can annotate it, and no lock file is needed
+    is_index = (folder / MANIFEST).exists()  # only an index can be annotated, so only an index needs the lock
     try:
         with FileLock(folder / ANNOTATIONS_LOCK, timeout=0) if is_index else nullcontext():
             check_no_annotations(folder)
@@ -216,11 +215,13 @@ def remove_manifest(folder: Path) -> None:
             (folder / BACKUP).unlink(missing_ok=True)
             sync_folder(folder)  # a power cut must not leave new tables with the old manifest
     except Timeout as error:
-        raise IndexFolderError(f"someone is annotating {folder}; choose another folder with -o") from error
+        raise IndexFolderError(
+            f"{folder} is being annotated; try again later, or choose another folder with -o"
+        ) from error
 
 
 def replace_tables(folder: Path, names: Collection[str]) -> None:
-    """Move these new tables into place. Until the manifest is written, the folder is not an index."""
+    """Move new tables into place. The folder is not an index until the manifest is written."""
     remove_manifest(folder)
     for name in (*DERIVED_TABLES, REPORT):
         (folder / name).unlink(missing_ok=True)
@@ -231,13 +232,13 @@ def replace_tables(folder: Path, names: Collection[str]) -> None:
             (folder / name).unlink(missing_ok=True)
     for name in names:
         made = folder / PARTIAL / name
-        if made.exists():  # otherwise an interrupted call has moved it already
+        if made.exists():  # else an interrupted call has already moved it
             made.replace(folder / name)
     sync_folder(folder)
 
 
 def describe_difference(found: Any, wanted: dict[str, Any]) -> str:
-    """Describe the difference between the plan in a folder and the wanted one. Return "" if they are equal."""
+    """Return how the recorded plan differs from the requested one, or "" if they are equal."""
     if not isinstance(found, dict) or not isinstance(found.get("settings", {}), dict):
         return "something that cannot be read any more"
     for key, words in (("schema", "another schema version"), ("model", "another model"), ("corpus", "another corpus")):

@@ -1,6 +1,6 @@
-"""The tables of a finished scan: triggers, statistics, ordinary examples, vocabulary.
+"""Writing the tables of a finished scan: triggers, statistics, ordinary prefixes, vocabulary.
 
-Rows are written layer by layer and memory by memory, so that a reader finds one memory in one row group.
+Rows are ordered by layer and memory, so that a reader finds a memory in one row group.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -76,12 +76,12 @@ class JoinedParts:
 
     @property
     def tokens(self) -> int:
-        """Tokens that were run so far, averaged over layers."""
+        """The number of tokens scanned so far, averaged over layers."""
         return sum(int(counts[1]) for counts in self._counts.values()) // len(self._counts)
 
     @property
     def layers(self) -> Iterator[LayerScan]:
-        """The layers in order, each merged when it is asked for."""
+        """The layers in order, each merged on demand."""
         for layer in sorted(self.shapes):
             yield self._layer(layer)
 
@@ -98,7 +98,7 @@ class JoinedParts:
         return joined
 
     def layers_alike(self) -> list[tuple[int, ...]]:
-        """Return groups of layers that have the same batches done."""
+        """Return groups of layers with the same scanned batches."""
         alike: dict[bytes, list[int]] = {}
         for layer in sorted(self.shapes):
             alike.setdefault(self._done[layer].array().tobytes(), []).append(layer)
@@ -106,7 +106,7 @@ class JoinedParts:
 
 
 def write_scan_tables(folder: Path, scanned: JoinedParts, store: CorpusStore) -> dict[str, FileFacts]:
-    """Write the tables of a scan; one layer at a time is in memory."""
+    """Write the tables of a scan with one layer at a time in memory."""
     statistics = (_statistics(scan, scanned.prefixes) for scan in scanned.layers)
     written = {
         TRIGGERS: write_table(folder / TRIGGERS, TRIGGERS_SCHEMA, _triggers(scanned.layers, store)),
@@ -132,13 +132,13 @@ def write_vocabulary(folder: Path, tokenizer: Tokenizer, size: int) -> FileFacts
 
 
 def is_dead(scan: LayerScan) -> NDArray[np.bool_]:
-    """Return which memories have no trigger although tokens reached them. [memories]"""
+    """Return whether each memory is dead: tokens reached it, but it has no trigger. [memories]"""
     dead: NDArray[np.bool_] = (scan.triggers.top_lists.filled == 0) & (prefixes_seen(scan, 1) > 0)
     return dead & (scan.triggers.bottom_lists.filled == 0) if scan.triggers.keeps_bottom else dead
 
 
 def prefixes_seen(scan: LayerScan, prefixes: int) -> NDArray[np.int64]:
-    """Return the number of prefixes that reached each memory. Experts see those that the router sends. [memories]"""
+    """Return the number of prefixes that reached each memory; in an expert, those routed to it. [memories]"""
     seen = np.full(len(scan.totals.total), prefixes, np.int64)
     if scan.routing is not None:
         routed = np.repeat(scan.routing.chosen, scan.size)
@@ -215,12 +215,12 @@ def _ordinary(layers: Iterable[LayerScan], store: CorpusStore) -> Iterator[pa.Ta
 
 def _statistics(scan: LayerScan, prefixes: int) -> pa.Table:
     memories, seen = len(scan.totals.total), prefixes_seen(scan, prefixes)
-    each = np.maximum(seen, 1)  # where none was seen, all sums are 0
+    each = np.maximum(seen, 1)  # avoids division by 0; without prefixes, all sums are 0
     return pa.table(
         {
             "layer": np.full(memories, scan.layer),
             "memory": np.arange(memories),
-            # Adding 0 turns -0 into 0: which of the two equal zeros is met first depends on the order of merging.
+            # adding 0 turns -0 into 0, because the sign of a zero would depend on the order of merging
             "max": np.where(seen > 0, scan.totals.highest, 0) + 0,
             "min": np.where(seen > 0, scan.totals.lowest, 0) + 0,
             "mean": scan.totals.total * UNIT / each,
@@ -255,7 +255,7 @@ def _quadrants(layers: Iterable[LayerScan], store: CorpusStore) -> Iterator[pa.T
         if scan.quadrants is None:
             continue
         lists, order = scan.quadrants.lists, scan.quadrants.order()
-        rows = (4 * np.arange(len(order))[:, None] + order).ravel()  # of the lists, quadrant by quadrant
+        rows = (4 * np.arange(len(order))[:, None] + order).ravel()  # rows of the lists, by quadrant
         places = np.arange(lists.keys.shape[1])[None, :] < lists.filled[rows, None]  # [4 * memories, KEPT]
         number, rank = np.nonzero(places)
         scores, sentences, positions = (

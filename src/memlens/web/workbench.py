@@ -256,7 +256,7 @@ class Workbench:
             def check_deadline(*_input: object) -> None:
                 if time.monotonic() > deadline:
                     advice = "shorten the prompt, or start the workbench with a larger --seconds"
-                    raise SettingError(f"this takes longer than the limit of {self.live.seconds:g} seconds; {advice}")
+                    raise SettingError(f"the request took longer than {self.live.seconds:g} seconds; {advice}")
 
             for layer in self._model.layers:
                 stack.enter_context(on_input(layer.block, check_deadline))
