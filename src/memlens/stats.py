@@ -43,6 +43,10 @@ class Estimate(NamedTuple):
         low, high = sorted((self.low * factor, self.high * factor))
         return Estimate(self.value * factor, low, high)
 
+    def minus(self, number: float) -> "Estimate":
+        """Return the estimate minus a number without an error."""
+        return Estimate(self.value - number, self.low - number, self.high - number)
+
     def widened(self, comparisons: int) -> "Estimate":
         """Return the estimate with a simultaneous interval for several comparisons (Bonferroni)."""
         more = critical(comparisons) / Z

@@ -14,6 +14,7 @@ import memlens
 from memlens import pipeline
 from memlens.cli import main
 from memlens.errors import SettingError
+from memlens.experiments.experiment import UNTESTED
 from memlens.experiments.run import EXPERIMENTS
 from memlens.pipeline import STAGES, Demo, demo
 from memlens.settings import BUNDLED
@@ -70,7 +71,8 @@ def test_the_command_prints_findings_report_and_how_to_browse(run: Run, shown: D
     assert ran.out.count("   $ memlens ") == 5
     assert f"report      {folder / 'report.html'}" in ran.out
     assert f"browse      memlens serve '{folder}'" in ran.out and "your model  memlens analyze " in ran.out
-    assert f"The paper's {sum(shown.verdicts.values())} claims" in ran.out
+    tested = sum(count for verdict, count in shown.verdicts.items() if verdict not in UNTESTED)
+    assert f"Of {tested} claims of the paper" in ran.out
     assert "local-edits used 2 memories per layer (default: 100)" in ran.err
     answer = json.loads(run("demo", "-o", folder, "--json", "-q").out)
     assert len(answer["findings"]) == 5 and answer["index"] == str(folder)

@@ -137,6 +137,29 @@ def test_the_bins_hold_every_memory_with_a_target_once(fresh):
         assert row["agree"] == sum(value["argmax"] == value["target"] for value in inside)
 
 
+def test_the_auroc_of_max_p_is_the_share_of_pairs_in_the_right_order(fresh):
+    index, _model = fresh
+    row = run(index, "predictive-values")["predictive-values-bins"].to_pylist()[0]
+    values = [value for value in index.table("values").to_pylist() if value["target"] is not None]
+    values.sort(key=lambda value: (value["layer"], value["memory"]))
+    by_layer = [[value for value in values if value["layer"] == layer] for layer in index.layers]
+    own = [[value["target"] for value in layer] for layer in by_layer]
+    shuffled = [targets[1:] + targets[:1] for targets in own]
+    for name, targets in (("auroc", own), ("auroc_shuffled", shuffled)):
+        agreeing = [(value, value["argmax"] == target) for layer, of_layer in zip(by_layer, targets, strict=True)
+                    for value, target in zip(layer, of_layer, strict=True)]  # fmt: skip
+        ones = [value["max_p"] for value, agrees in agreeing if agrees]
+        others = [value["max_p"] for value, agrees in agreeing if not agrees]
+        pairs = [(one > other) + (one == other) / 2 for one in ones for other in others]
+        assert row[name] is None if not pairs else row[name] == pytest.approx(np.mean(pairs))
+
+
+def test_confidence_is_a_multiple_of_the_uniform_distribution(fresh):
+    index, model = fresh
+    for row in run(index, "predictive-values", sample=5)["predictive-values"].to_pylist():
+        assert row["times_uniform"] == pytest.approx(row["max_p"] * model.vocabulary)
+
+
 def test_bins_are_equally_wide_on_the_chosen_scale():
     max_p = np.array([0.001, 0.5, 0.1])
     assert np.allclose(np.diff(np.log(predictive_values.bin_edges(max_p, True))), np.log(500) / 8)

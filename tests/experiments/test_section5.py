@@ -116,7 +116,11 @@ def test_every_table_equals_brute_force(fresh: Fresh) -> None:
     depths = [(layer + 0.5) / len(index.layers) for layer in index.layers]
     slopes = [np.polyfit(depths[1:], settled[1:, prefix], 1)[0] for prefix in range(SAMPLE)]
     assert tables["refinement"][0]["trend"] == pytest.approx(np.mean(slopes), rel=1e-5, abs=1e-9)
-    kept = np.mean([row["o"] == row["r"] for row in rows])
+    deeper = [row for row in rows if row["layer"] > 0]
+    kept = np.mean([row["o"] == row["r"] for row in deeper])
+    changed = [row["o"] == row["y"] for row in deeper if row["o"] != row["r"]]
+    if changed:
+        assert tables["cases"][0]["compromises"] == pytest.approx(1 - np.mean(changed))
     assert tables["cases"][0]["kept"] == pytest.approx(kept) and tables["cases"][0]["kept_low"] < kept
     assert tables["refinement"][-1]["match"] == tables["cases"][-1]["residual"] + tables["cases"][-1]["agreement"]
 

@@ -143,6 +143,27 @@ def test_figure_two_counts_every_prefix_once(index: Index) -> None:
     assert len(figure.draw(figure.compute(index), ModelShape.of(index))) == 2
 
 
+def test_semantic_prefixes_are_implied_by_the_last_word_or_beyond_it(index: Index) -> None:
+    described = [
+        ("list:a month", "shallow", "ends with a month: may", [0, 1, 2]),
+        ("topic:press", "semantic", "about: press", [2, 3]),
+        ("ending:day", "shallow", 'ends with "day"', [3, 4]),
+        ("early:3", "shallow", "ends within the first three words of a sentence", [5, 6]),
+    ]
+    rows = [
+        {"layer": layer, "memory": 1, "pattern": name, "kind": kind, "description": text, "prefixes": ranks}
+        for layer in range(2)
+        for name, kind, text, ranks in described
+    ]
+    index.write({"patterns": (PATTERNS_SCHEMA, [pa.Table.from_pylist(rows, PATTERNS_SCHEMA)])}, dict)
+    for row in figure.compute(index):
+        # ranks 0, 1: a month; 2: also a topic; 3: a topic and a wording; 4, 5, 6: wordings, of which 5 and 6 are new
+        assert (row["implied"], row["beyond"], row["both"], row["shallow"]) == (2, 1, 1, 3)
+        assert row["semantic"] == row["implied"] + row["beyond"]
+        assert (row["paper_kinds"], row["paper_kinds_memories"]) == (5, 1)
+        assert row["paper_kinds_low"] <= 5 / 60 <= row["paper_kinds_high"]
+
+
 def test_figure_two_is_an_experiment_that_knows_when_patterns_or_labels_are_others(index: Index) -> None:
     known = EXPERIMENTS["patterns"]
     assert not is_made(index, known)

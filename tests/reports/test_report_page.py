@@ -285,5 +285,11 @@ def test_figure_two_has_a_panel_for_the_machine_the_paper_and_each_person(page: 
     assert page.all("data-chart")[:3] == ["patterns", "patterns-paper", "patterns-people-0"]
     spec = json.loads(page.scripts[1])["charts"]["patterns"]
     drawn = spec["data"]["values"]
-    assert {row["pattern"] for row in drawn} == {"shallow", "both", "semantic", "not covered"}
+    assert {row["pattern"] for row in drawn} == {
+        "shallow",
+        "both",
+        "implied by the last word",
+        "beyond the last word",
+        "not covered",
+    }
     assert all(row["low"] - 1e-9 <= row["share"] <= row["high"] + 1e-9 for row in drawn)

@@ -209,6 +209,8 @@ def _demo_json(demo: Demo) -> dict[str, Any]:
 
 def _print_demo(screen: Screen, demo: Demo) -> None:
     """Print the findings with their commands, which samples were reduced, and what to do next."""
+    from memlens.experiments.experiment import UNTESTED
+
     for place, finding in enumerate(demo.findings, 1):
         screen.paragraph(Text.assemble((f"{place}. ", "dim"), (visible(finding.title), "bold")))
         for line in finding.lines:
@@ -217,8 +219,9 @@ def _print_demo(screen: Screen, demo: Demo) -> None:
         screen.result()
     for line in _describe_samples(demo.smaller):
         screen.note(line)
-    counts = ", ".join(f"{count} “{verdict}”" for verdict, count in demo.verdicts.items())
-    screen.paragraph(f"The paper's {sum(demo.verdicts.values())} claims in this model: {counts}.")
+    tested = {verdict: count for verdict, count in demo.verdicts.items() if verdict not in UNTESTED}
+    counts = ", ".join(f"{count} “{verdict}”" for verdict, count in tested.items())
+    screen.paragraph(f"Of {sum(tested.values())} claims of the paper that were tested: {counts}.")
     screen.facts(
         {
             "report": f"{demo.report}  every figure next to the paper's",

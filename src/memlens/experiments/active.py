@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlens.experiments import experiment as ex
-from memlens.stats import Estimate, generator, mean_estimate, median_interval
+from memlens.stats import Estimate, generator, mean_estimate, median_interval, wilson
 from memlens.text import percent
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def few_memories_are_active(evidence: ex.Evidence) -> ex.Judgement:
         verdict,
         f"The median lies outside 10% to 50% in {len(outside)} of {len(medians)} layers{where}, with intervals that "
         f"hold for all layers at once (published: 1 of 16); layer 0: {percent(evidence.first('median'), 0)}.",
+        Estimate(1 - share, *wilson(len(medians) - len(outside), len(medians))),
     )
 
 
@@ -159,6 +160,7 @@ EXPERIMENT = ex.prefix_experiment(
             "intervals that hold for all layers at once) in at most a tenth of the layers, in part if in at most half, "
             "otherwise it does not appear." + ex.rule_of_enough("prefixes"),
             few_memories_are_active,
+            write=lambda share: f"{percent(share, 0)} of layers inside",
         ),
         ex.Claim(
             "active-middle",
@@ -169,6 +171,7 @@ EXPERIMENT = ex.prefix_experiment(
             "of the published one, does not appear if it lies above 0 or within that tenth."
             + ex.rule_of_enough("prefixes"),
             active_drops_toward_the_middle,
+            sign=-1,
         ),
     ),
     picture=ex.Picture(

@@ -159,7 +159,8 @@ def agreement_beats_chance(evidence: ex.Evidence) -> ex.Judgement:
     published = ex.pooled(theirs, "agree", "memories")[0] / ex.pooled(theirs, "agree", "memories")[1]
     yours = f"{agree:,} of {memories:,}, {percent(share.value, 2)}"
     is_chance = "the rate with shuffled targets" if shuffled >= drawn else "the rate of a random token"
-    return ex.judge_share(share, chance, is_chance, published, yours)
+    judged = ex.judge_share(share, chance, is_chance, published, yours)
+    return replace(judged, measure=share.minus(chance))
 
 
 EXPERIMENT = ex.Experiment(

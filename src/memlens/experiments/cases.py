@@ -17,7 +17,7 @@ CASES = ("residual", "agreement", "composition", "ffn", "reversal")
 HUES = {"residual": "c1", "composition": "c2", "agreement": "c3", "ffn": "c4", "reversal": "c5"}
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 residual:int64 ffn:int64 agreement:int64 composition:int64 reversal:int64",
-    # over all layers, the same in every row: share with r's token; share of compositions among changes
+    # from layer 1 on, the same in every row: share with r's token; share of compositions among changes
     "kept kept_low kept_high compromises compromises_low compromises_high",
 )
 
@@ -27,15 +27,17 @@ def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
     from memlens.models.lens import split_cases
 
     rows: list[ex.Row] = []
-    times = {case: np.zeros(seen.prefixes.num_rows) for case in CASES}  # number of layers with each case, by prefix
+    # number of layers with each case, by prefix, without layer 0
+    times = {case: np.zeros(seen.prefixes.num_rows) for case in CASES}
     for layer, columns in seen.by_layer():
         r, y, o = columns["residual_token"], columns["ffn_token"], columns["output_token"]
         split = split_cases(r, y, o)
         for case, holds in split.items():
-            times[case] += holds
+            times[case] += holds * (layer > 0)
         rows.append({"layer": layer, "prefixes": len(o), **{case: int(holds.sum()) for case, holds in split.items()}})
     kept, changes = times["residual"] + times["agreement"], times["composition"] + times["ffn"]
-    whole = ratio_estimate(kept, np.full(len(kept), len(rows)), generator(seed, "cases kept"))
+    deeper = sum(row["layer"] > 0 for row in rows)
+    whole = ratio_estimate(kept, np.full(len(kept), deeper), generator(seed, "cases kept"))
     compromises = ratio_estimate(times["composition"], changes, generator(seed, "cases compromises"))
     every = ex.estimate_columns("kept", whole) | ex.estimate_columns("compromises", compromises)
     return [row | every for row in rows]
@@ -66,31 +68,38 @@ def residual_is_left(evidence: ex.Evidence) -> ex.Judgement:
     )
     if share is None or published is None:
         return ex.NOT_MEASURED
-    yours = f"{percent(share.value)} over all layers"
+    yours = f"{percent(share.value)} from layer 1 on"
     judged = ex.judge_share(share, 0.5, "one half", published.value, yours)
-    first = next((row for row in evidence.rows if row["layer"] == 0), None)
-    if first is None:
-        return judged
-    alone = (first["residual"] + first["agreement"]) / sum(first[case] for case in CASES)
-    return judged.and_also(f"layer 0: {percent(alone)}")
+    return _with_first(judged, evidence, ("residual", "agreement"), CASES)
 
 
 def changes_are_compositions(evidence: ex.Evidence) -> ex.Judgement:
-    changes = sum(row[case] for row in evidence.rows for case in _CHANGES)
+    changes = sum(row[case] for row in evidence.rows for case in _CHANGES if row["layer"])
     if evidence.rows and not changes:
         return ex.Judgement("no prefix changes its prediction", "", ex.UNCLEAR, "No layer changes a prediction.")
     both = (_share(source.rows, "compromises", _CHANGES[:1], _CHANGES) for source in (evidence, evidence.theirs))
     share, published = both
     if share is None or published is None:
         return ex.NOT_MEASURED
-    judged = ex.judge_share(share, 0.5, "one half", published.value, f"{percent(share.value)} of {changes:,} changes")
-    rest = [sum(row[case] for row in evidence.rows if row["layer"]) for case in _CHANGES]
-    return judged.and_also(f"without layer 0: {percent(rest[0] / sum(rest))}") if sum(rest) else judged
+    yours = f"{percent(share.value)} of {changes:,} changes from layer 1 on"
+    judged = ex.judge_share(share, 0.5, "one half", published.value, yours)
+    return _with_first(judged, evidence, _CHANGES[:1], _CHANGES)
+
+
+def _with_first(
+    judged: ex.Judgement, evidence: ex.Evidence, parts: Sequence[str], wholes: Sequence[str]
+) -> ex.Judgement:
+    """Add the share of layer 0 to the reason."""
+    first = next((row for row in evidence.rows if row["layer"] == 0), None)
+    whole = 0 if first is None else sum(first[case] for case in wholes)
+    if first is None or not whole:
+        return judged
+    return judged.and_also(f"layer 0: {percent(sum(first[case] for case in parts) / whole)}")
 
 
 def _share(rows: list[ex.Row], name: str, parts: Sequence[str], wholes: Sequence[str]) -> Estimate | None:
-    """Return the share over all layers: from the table (paired over prefixes), or from counts for the paper's rows."""
-    rows = ex.known_rows(rows, (), "prefixes")
+    """Return the share from layer 1 on: from the table (paired over prefixes), or from counts for the paper's rows."""
+    rows = [row for row in ex.known_rows(rows, (), "prefixes") if row["layer"]]
     part, whole = (sum(row[case] for row in rows for case in cases) for cases in (parts, wholes))
     return ex.prefix_estimate(rows, name, lambda: Estimate(part / whole, *wilson(part, whole)) if whole else None)
 
@@ -117,18 +126,22 @@ EXPERIMENT = ex.prefix_experiment(
         ex.Claim(
             "residual",
             "A layer mostly keeps the residual’s prediction",
-            "83% over all layers",
-            "Share of prefixes and layers with top(o) = top(r), including agreement; the interval resamples prefixes. "
-            "Appears if it lies above one half, does not appear if it lies below." + ex.rule_of_enough("prefixes"),
+            "85% from layer 1 on",
+            "Share of prefixes and layers from layer 1 on with top(o) = top(r), including agreement; the interval "
+            "resamples prefixes. Appears if it lies above one half, does not appear if it lies below. Layer 0 is shown "
+            "separately." + ex.rule_of_enough("prefixes"),
             residual_is_left,
+            write=percent,
         ),
         ex.Claim(
             "changes",
             "When a layer changes the prediction, the result is a compromise",
-            "98.5% of changes",
-            "Share of “composition” among “composition” and “ffn” of all layers; the interval resamples prefixes. "
-            "Appears if it lies above one half, does not appear if it lies below." + ex.rule_of_enough("prefixes"),
+            "98.2% of changes from layer 1 on",
+            "Share of “composition” among “composition” and “ffn” from layer 1 on; the interval resamples prefixes. "
+            "Appears if it lies above one half, does not appear if it lies below. Layer 0 is shown separately."
+            + ex.rule_of_enough("prefixes"),
             changes_are_compositions,
+            write=percent,
         ),
     ),
     picture=ex.Picture(

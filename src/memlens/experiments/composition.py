@@ -124,6 +124,7 @@ def outputs_are_compositions(evidence: ex.Evidence) -> ex.Judgement:
         verdict,
         f"The share is below {percent(bar, 0)} in {where}, with intervals that hold for all {len(shares)} layers at "
         f"once; the lowest is {percent(shares[least].value)}, published {percent(published)}.",
+        shares[least],
     )
 
 
@@ -134,15 +135,21 @@ def _judge_excess(name: str, what: str) -> Callable[[ex.Evidence], ex.Judgement]
         if excess is None:
             return ex.NOT_MEASURED
         share = rows[0][f"{name}_pooled"]
-        verdict = ex.share_verdict(excess.low, excess.high, 0)
-        small = verdict == ex.APPEARS and share < published / 2
-        often = "more often than" if excess.low > 0 else "less often than" if excess.high < 0 else "about as often as"
+        base = share - excess.value
+        theirs = published - base  # the paper gives no base rate
+        if theirs <= 0:
+            verdict, where = ex.UNCLEAR, f"cannot be compared, for the base rate {percent(base)} exceeds the published"
+        else:
+            verdict = ex.direction(excess, theirs)
+            where = ex.DIRECTIONS[verdict]
         return ex.Judgement(
-            f"{percent(share)}, base rate {percent(share - excess.value)}",
+            f"{percent(share)}, base rate {percent(base)}",
             f"{ex.as_points(excess.low)} to {ex.as_points(excess.high)} relative to the base rate",
-            ex.PARTLY if small else verdict,
-            f"When a memory agrees, {what} {often} for all prefixes, {percent(share)} against "
-            f"{percent(share - excess.value)} (published: {percent(published, 0)}, without a base rate).",
+            verdict,
+            f"When a memory agrees, {what} in {percent(share)} of cases, {ex.as_points(excess.value)} compared with "
+            f"all prefixes, and {ex.as_points(theirs)} in the paper (published: {percent(published, 0)}, less the base "
+            f"rate here); the 95% interval {where}.",
+            excess,
         )
 
     return judged
@@ -173,14 +180,16 @@ EXPERIMENT = ex.prefix_experiment(
             "Wilson intervals that hold for all layers at once (Bonferroni). Appears if every interval reaches 68% and "
             "lies above one half, does not appear if any interval ends below 68%." + ex.rule_of_enough("prefixes"),
             outputs_are_compositions,
+            write=percent,
         ),
         ex.Claim(
             "stop-words",
             "When a single memory agrees, the target is often a stop word",
             "60%",
             "Share of stop words among the targets of prefixes where a memory agrees, over all layers, minus that of "
-            "all prefixes; the interval resamples prefixes. Appears if it lies above 0, in part if the share is less "
-            "than half the published one, does not appear if it lies below 0." + ex.rule_of_enough("prefixes"),
+            "all prefixes; the interval resamples prefixes. Appears if it lies above 0, in part if it ends below a "
+            "tenth of the published excess (60% minus the base rate here), does not appear if it lies below 0 or ends "
+            "below that tenth." + ex.rule_of_enough("prefixes"),
             _judge_excess("stop_words", "the target is a stop word"),
         ),
         ex.Claim(

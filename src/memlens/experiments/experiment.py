@@ -6,9 +6,10 @@ they import torch, numba and Altair only inside the functions that compute or dr
 
 The file has three parts: claims and verdicts, the Experiment object, and helpers that several experiments share.
 
-A claim has a direction (does the interval of a difference exclude 0?), a size (shown next to the published size) and
-sometimes a crossover. Each is judged separately. Claims over layers are judged by the slope over relative depth; layer
-0 is left out and shown separately. Claims about every layer use intervals that hold for all layers at once.
+A claim has a direction (does the interval of a difference exclude 0?) and a size (shown next to the published size).
+Each is judged separately. Claims over layers are judged by the slope over relative depth and by the upper third against
+the rest, because a line hides a reversal; layer 0 is left out and shown separately. Claims about every layer use
+intervals that hold for all layers at once. A share that the paper states is judged by equivalence with a margin.
 """
 
 import json
@@ -31,8 +32,9 @@ from memlens.text import number, percent, visible
 Row = dict[str, Any]
 
 APPEARS, PARTLY, ABSENT, UNCLEAR = "appears", "appears in part", "does not appear", "cannot tell"
-NOT_APPLICABLE = "not applicable"
-VERDICTS = (APPEARS, PARTLY, ABSENT, UNCLEAR, NOT_APPLICABLE)
+NOT_APPLICABLE, NOT_JUDGED = "not applicable", "shown without a verdict"
+UNTESTED = (NOT_APPLICABLE, NOT_JUDGED)  # verdicts of claims that do not count as tested
+VERDICTS = (APPEARS, PARTLY, ABSENT, UNCLEAR, *UNTESTED)
 THIRDS = ("lower", "middle", "upper")  # of the layers
 FEWEST = 6  # minimum number of observations: with fewer, a median has no 95% interval
 _SMALL = 0.1  # share of the published size
@@ -100,7 +102,12 @@ class Evidence:
             slope = estimate_of(self.rows[0], "trend", "trend_low", "trend_high")
         first, last = min(known), max(known)
         change = known[last].value - known[first].value
-        return None if slope is None else Trend(slope, change, first, last, self.layers)
+        upper = [layer for layer in known if third(layer, self.layers) == "upper"]
+        rise = None
+        if 0 < len(upper) < len(known):
+            shares = [1 / len(upper) if layer in upper else -1 / (len(known) - len(upper)) for layer in known]
+            rise = contrast(shares, list(known.values()))
+        return None if slope is None else Trend(slope, change, rise, first, last, self.layers)
 
     def first(self, column: str) -> float | None:
         """Return the number of layer 0."""
@@ -110,10 +117,14 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Trend:
-    """The slope of a number over relative depth, and its change from the first layer (without 0) to the last."""
+    """The slope of a number over relative depth, and its change from the first layer (without 0) to the last.
+
+    `rise` is the mean of the upper third of the layers minus that of the others; None without layers on both sides.
+    """
 
     slope: Estimate
     change: float
+    rise: Estimate | None
     first: int
     last: int
     layers: int
@@ -127,10 +138,15 @@ class Judgement:
     interval: str  # empty if the table has none
     verdict: str
     reason: str = ""  # one sentence
+    measure: Estimate | None = None  # the number that is judged, to compare with shuffled networks
 
     def and_also(self, words: str) -> "Judgement":
         """Return the same judgement with words added to its reason."""
         return replace(self, reason=f"{self.reason.removesuffix('.')}; {words}.")
+
+
+def as_points(share: float) -> str:
+    return f"{100 * share:+.3g} points".replace("-", "−")
 
 
 NOT_MEASURED = Judgement(
@@ -151,6 +167,10 @@ class Claim:
     rule: str
     judge: Callable[[Evidence], Judgement]
     table: str = ""  # the table to judge; the experiment's first table by default
+    sign: int = 1  # direction of the claim: 1 if its measure is claimed to be large
+    write: Callable[[float], str] = as_points  # formats its measure
+    target: float | None = None  # the share that the claim states, if it is not just "large"
+    is_compared: bool = True  # whether it can be measured in shuffled networks
 
 
 @dataclass(frozen=True)
@@ -173,7 +193,9 @@ class JudgedClaim:
 RULE_OF_TRENDS = (
     "Slope over relative depth from layer 1 on; layer 0 is shown separately. Appears if the 95% interval of the slope "
     "lies on the claimed side of 0, in part if it ends below a tenth of the published slope, does not appear if it "
-    "lies on the other side or ends below that tenth. Layers that span half of the depth or less show no trend."
+    "lies on the other side or ends below that tenth. Also does not appear if the upper third of the layers lies on "
+    "the other side of the rest, which a line through all layers would hide. Layers that span half of the depth or "
+    "less show no trend."
 )
 
 
@@ -185,7 +207,7 @@ def direction(estimate: Estimate, published: float) -> str:
     return ABSENT if estimate.high <= 0 or small else UNCLEAR
 
 
-_DIRECTIONS = {
+DIRECTIONS = {
     APPEARS: "lies on the claimed side of 0",
     PARTLY: "lies on the claimed side of 0, but below a tenth of the published size",
     ABSENT: "excludes a tenth of the published size in the claimed direction",
@@ -198,7 +220,7 @@ def judge_trend(
     theirs: Trend | None,
     sign: int,
     first: str,
-    crossover: tuple[bool, str] | None = None,  # whether it happens, and a description
+    step: tuple[bool, str] | None = None,  # whether a further condition holds, and a description
 ) -> Judgement:
     """Judge a slope against the published one. `sign` is the published direction, `first` describes layer 0.
 
@@ -209,17 +231,22 @@ def judge_trend(
         return NOT_MEASURED
     verdict = direction(yours.slope.times(sign), sign * theirs.slope.value)
     here, published = as_points(yours.change), as_points(theirs.change)
-    reason = f"The 95% interval of the slope {_DIRECTIONS[verdict]} ({here} here, {published} published)"
-    if crossover is not None:
-        happens, description = crossover
+    reason = f"The 95% interval of the slope {DIRECTIONS[verdict]} ({here} here, {published} published)"
+    if verdict in (APPEARS, PARTLY) and yours.rise is not None and yours.rise.times(sign).high < 0:
+        verdict = ABSENT
+        rise = f"{as_points(yours.rise.value)}, {as_points(yours.rise.low)} to {as_points(yours.rise.high)}"
+        reason += f", but the upper third of the layers lies on the other side of the rest ({rise})"
+    if step is not None:
+        holds, description = step
         reason += f"; {description}"
-        verdict = PARTLY if verdict == APPEARS and not happens else verdict
-    low, high = (as_points(edge / yours.layers) for edge in (yours.slope.low, yours.slope.high))
+        verdict = PARTLY if verdict == APPEARS and not holds else verdict
+    per_layer = yours.slope.times(1 / yours.layers)
     return Judgement(
         f"{here} from layer {yours.first} to {yours.last}",
-        f"{low} to {high} per layer",
+        f"{as_points(per_layer.low)} to {as_points(per_layer.high)} per layer",
         verdict,
         f"{reason}; layer 0: {first}.",
+        per_layer,
     )
 
 
@@ -233,8 +260,9 @@ def judge_difference(yours: Estimate | None, theirs: Estimate | None, sign: int,
         f"{here} {what}",
         f"{as_points(yours.low)} to {as_points(yours.high)}",
         verdict,
-        f"The 95% interval of the difference {_DIRECTIONS[verdict]} ({here} here, {published} published); "
+        f"The 95% interval of the difference {DIRECTIONS[verdict]} ({here} here, {published} published); "
         f"layer 0: {first}.",
+        yours,
     )
 
 
@@ -255,29 +283,31 @@ def judge_share(share: Estimate | None, bar: float, bar_is: str, published: floa
         as_span(share.low, share.high),
         verdict,
         f"The interval {where} {bar_is} ({percent(bar)}){beside}.",
+        share,
     )
 
 
-def judge_size(estimate: Estimate | None, published: float, write: Callable[[float], str], what: str) -> Judgement:
-    """Judge a number against the published one: they agree if the interval lies within half and double of it."""
+def judge_equivalence(estimate: Estimate | None, published: float, margin: float, what: str) -> Judgement:
+    """Judge a share against a published one: they agree if the interval lies within `margin` of it."""
     if estimate is None:
         return NOT_MEASURED
-    half, double = published / 2, 2 * published
-    inside = half <= estimate.low and estimate.high <= double
-    outside = estimate.high < half or estimate.low > double
-    verdict = APPEARS if inside else ABSENT if outside else UNCLEAR
-    where = "within" if inside else "outside" if outside else "partly within"
+    least, most = published - margin, published + margin
+    if least <= estimate.low and estimate.high <= most:
+        verdict, where = APPEARS, "within"
+    elif estimate.high < least or estimate.low > most:
+        verdict, where = ABSENT, "below" if estimate.high < least else "above"
+    elif least <= estimate.value <= most:
+        verdict, where = UNCLEAR, "partly within"
+    else:
+        verdict, where = UNCLEAR, "partly below" if estimate.value < least else "partly above"
     return Judgement(
-        f"{write(estimate.value)} {what}",
-        f"{write(estimate.low)} to {write(estimate.high)}",
+        f"{percent(estimate.value)} {what}",
+        as_span(estimate.low, estimate.high),
         verdict,
-        f"The interval lies {where} half and double the published {write(published)}; here {write(estimate.value)}.",
+        f"The interval lies {where} {as_span(least, most)}, the published {percent(published)} with a margin of "
+        f"{100 * margin:.0f} points; here {percent(estimate.value)}.",
+        estimate,
     )
-
-
-RULE_OF_SIZES = (
-    "Appears if the 95% interval lies within half and double the published size, does not appear if it lies outside."
-)
 
 
 def mean_of(estimates: Sequence[Estimate]) -> Estimate:
@@ -288,10 +318,6 @@ def mean_of(estimates: Sequence[Estimate]) -> Estimate:
 def pooled(rows: Sequence[Row], hits: str, of: str) -> tuple[int, int]:
     """Return the counts of all rows together."""
     return sum(row[hits] for row in rows), sum(row[of] for row in rows)
-
-
-def as_points(share: float) -> str:
-    return f"{100 * share:+.3g} points".replace("-", "−")
 
 
 def as_span(low: float, high: float) -> str:
@@ -305,6 +331,7 @@ KEYS, LAYERS = "What memories hold", "How memories add up"  # the two parts of t
 SAMPLE = 4000  # default number of prefixes
 PREFIX_OPTIONS = ("validation", "stop_words")  # options of the pass over prefixes
 PAPER_LAYERS, PAPER_MEMORIES = 16, 4096
+BEND = depth(9, PAPER_LAYERS)  # the paper's curve of predictions steepens after its layer 9
 PAPER_HEAD = 20_000  # head of the paper's adaptive softmax, in which a flat value ranks all targets
 QUARTILES = ("q1", "median", "q3")
 
@@ -348,6 +375,7 @@ class ResultTable:
     contract: tuple[str, ...] = ("layer",)  # columns that are needed to show the table
     command: str = ""  # command that makes the table, if not `memlens experiment`
     by_people: bool = False  # whether it stays empty until people have worked
+    below: str = ""  # a sentence below the charts
     note: Callable[[Index, list[Row]], tuple[str, str] | None] | None = None  # a label and a sentence next to the lead
 
 

@@ -205,6 +205,7 @@ EXPERIMENT = ex.prefix_experiment(
             "Wilson interval lies above one half, does not appear if it lies below. The cosine hint alone (related: a "
             "cosine above 95% of those of unrelated words) is not enough.",
             changes_are_distant,
+            is_compared=False,  # people judged it
         ),
     ),
     terminal=print_changes,

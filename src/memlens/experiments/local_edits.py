@@ -186,6 +186,7 @@ def last_token_matters_most(evidence: ex.Evidence) -> ex.Judgement:
         verdict,
         f"On average over layers the last token costs {ex.as_points(mean.value)} more than the first or a random one "
         f"({ex.as_points(published.value)} published); {words}{first}.",
+        mean,
     )
 
 

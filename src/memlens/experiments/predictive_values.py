@@ -5,11 +5,15 @@ the scan kept fewer) whose next token is the value's top token. Triggers at the 
 agrees if at least one trigger matches. Memories without such triggers are not candidates. `chance` is the probability
 of agreement if triggers were followed by random tokens that follow triggers of the layer: 1 - (1 - f)^n for n triggers
 and a share f of the value's top token among these tokens.
+A value is confident if its max p is at least twice that of a uniform distribution (`times_uniform`).
 Figure 6: agreement with the top-1 trigger by max p, in bins of equal width: logarithmic, because max p spans orders of
-magnitude in most models, or linear as in the paper if the index was made with one of its presets.
+magnitude in most models, or linear as in the paper if the index was made with one of its presets. The highest bins may
+hold a handful of memories, so the claim is judged by `auroc`: how well max p separates memories that agree from others.
+`auroc_shuffled` is the same for memories that agree with the target of the next memory of their layer.
 """
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,21 +24,24 @@ from memlens.experiments import experiment as ex
 from memlens.experiments.agreement import read_targets
 from memlens.index.reader import Index
 from memlens.progress import Progress, no_progress
-from memlens.stats import Estimate, contrast, share_interval, slope_weights, wilson
+from memlens.stats import Estimate, roc_area, roc_estimate, share_interval, wilson
 from memlens.text import curve, number, percent, plain_table, quoted
 
 _CONFIDENT_FROM = 0.625  # layers 10 to 15 of the paper's 16 are deeper than this
 _SHOWN = 10
 TRIGGERS, BINS = 50, 8
-_SMALL = 0.1
+_CONFIDENT = 2  # times the probability of a token in a uniform distribution
 
 SCHEMA = ex.schema(
-    "layer:int32 memory:int32 max_p:float32 token:int32",  # the value's top token
+    "layer:int32 memory:int32 max_p:float32 times_uniform:float32 token:int32",  # the value's top token
     "precision agrees:bool",
     "triggers:int64 no_next:int64",  # triggers with a next token; triggers at the end of a sentence
     "chance precision_chance",  # expected agreement and precision with random tokens that follow triggers of the layer
 )
-BINS_SCHEMA = ex.schema("bin:int32 from_p to_p memories:int64 agree:int64 rate low high")
+BINS_SCHEMA = ex.schema(
+    "bin:int32 from_p to_p memories:int64 agree:int64 rate low high",
+    "auroc auroc_low auroc_high auroc_shuffled",  # of max p over all memories; the same in every row
+)
 
 
 def compute(
@@ -67,6 +74,7 @@ def _precisions(index: Index, layer: int) -> pa.Table:
             "layer": np.full(len(chosen), layer),
             "memory": chosen,
             "max_p": max_p[chosen],
+            "times_uniform": max_p[chosen] * np.float32(index.manifest.value_tokens),
             "token": argmax[chosen],
             "precision": matches[chosen] / taking_part[chosen],
             "agrees": matches[chosen] > 0,
@@ -100,7 +108,10 @@ def compute_bins(
         return []
     edges = bin_edges(max_p, logarithmic=default_reading(index) != "raw")
     numbers = np.clip(np.searchsorted(edges, max_p, side="right") - 1, 0, BINS - 1)
-    return [_bin(number, edges, agrees[numbers == number]) for number in range(BINS)]
+    shuffled = np.concatenate([layer.argmax == np.roll(layer.target, -1) for layer in targets])
+    area = roc_estimate(max_p[agrees], max_p[~agrees]) if agrees.any() and not agrees.all() else None
+    every = ex.estimate_columns("auroc", area) | {"auroc_shuffled": roc_area(max_p[shuffled], max_p[~shuffled])}
+    return [_bin(number, edges, agrees[numbers == number]) | every for number in range(BINS)]
 
 
 def bin_edges(max_p: NDArray[np.float64], logarithmic: bool) -> NDArray[np.float64]:
@@ -171,6 +182,7 @@ def print_values(index: Index, tables: ex.Rows, width: int, origin: str) -> tupl
     rows, bins = tables["predictive-values"], tables["predictive-values-bins"]
     words = f"{len(rows):,} most confident values of {sum(row['memories'] for row in bins):,} with a target"
     if rows:
+        words += f"; max p up to {rows[0]['times_uniform']:.3g} times uniform"
         words += f"; mean precision {percent(sum(row['precision'] for row in rows) / len(rows))}"
         words += f", {sum(row['agrees'] for row in rows):,} agree with a trigger"
         words += f" (chance {sum(row['chance'] for row in rows):,.1f})" if "chance" in rows[0] else ""
@@ -207,7 +219,18 @@ def confident_values_sit_high(evidence: ex.Evidence) -> ex.Judgement:
     share = Estimate(count / len(rows), *wilson(count, len(rows)))
     published = ex.paper_statement("confident_in_upper_layers")
     judged = ex.judge_share(share, even, "an even distribution over layers", published, f"{count} of {len(rows)}")
-    return judged.and_also(f"layer 0: {first}")
+    return _if_confident(judged.and_also(f"layer 0: {first}"), rows)
+
+
+def _if_confident(judged: ex.Judgement, rows: list[ex.Row]) -> ex.Judgement:
+    """Add how confident the values are; the claim does not appear if the most confident one is nearly uniform."""
+    most = max((row["times_uniform"] for row in rows if row.get("times_uniform") is not None), default=None)
+    if most is None:
+        return judged
+    judged = judged.and_also(f"the largest max p is {most:.3g} times that of a uniform distribution")
+    if most >= _CONFIDENT:
+        return judged
+    return replace(judged, verdict=ex.ABSENT).and_also(f"no value is confident (at least {_CONFIDENT} times)")
 
 
 def confident_values_predict(evidence: ex.Evidence) -> ex.Judgement:
@@ -221,37 +244,29 @@ def confident_values_predict(evidence: ex.Evidence) -> ex.Judgement:
     judged = ex.judge_share(share, chance, "the chance level", published, f"{agree} of {len(rows)}")
     precision = sum(row["precision"] or 0 for row in rows) / len(rows)
     by_chance = sum(row.get("precision_chance") or 0 for row in rows) / len(rows)
-    return judged.and_also(f"mean precision {percent(precision)}, expected by chance: {percent(by_chance)}")
+    judged = judged.and_also(f"mean precision {percent(precision)}, expected by chance: {percent(by_chance)}")
+    return _if_confident(replace(judged, measure=share.minus(chance)), rows)
 
 
 def confidence_brings_agreement(evidence: ex.Evidence) -> ex.Judgement:
-    yours, theirs = (_slope(rows) for rows in (evidence.rows, evidence.published))
-    if yours is None or theirs is None:
+    rows = evidence.rows
+    agree, memories = ex.pooled(rows, "agree", "memories") if rows and "agree" in rows[0] else (0, 0)
+    area = ex.prefix_estimate(rows, "auroc")
+    if area is None or agree < ex.FEWEST:
         return ex.NOT_MEASURED
-    verdict = ex.direction(yours, _SMALL * theirs.value)
-    low, *_, high = (row for row in evidence.rows if row["rate"] is not None)
-    ends = ", ".join(
-        f"{percent(row['rate'], 2)} of {row['memories']:,} memories in the {which} bin"
-        for row, which in ((low, "lowest"), (high, "highest"))
-        if "memories" in row
-    )
-    side = "above" if yours.low > 0 else "below" if yours.high < 0 else "on both sides of"
+    chance = max(rows[0]["auroc_shuffled"] or 0.5, 0.5)
+    verdict = ex.share_verdict(area.low, area.high, chance)
+    where = {ex.APPEARS: "above", ex.ABSENT: "below", ex.UNCLEAR: "on both sides of"}[verdict]
     return ex.Judgement(
-        f"{ex.as_points(yours.value)} per bin",
-        f"{ex.as_points(yours.low)} to {ex.as_points(yours.high)}",
+        f"AUROC {area.value:.2f}, {agree:,} of {memories:,} agree",
+        f"{area.low:.2f} to {area.high:.2f}",
         verdict,
-        f"The interval of the slope lies {side} 0; {ends or 'no counts'}; published "
-        f"{' and '.join(percent(row['rate']) for row in (evidence.published[0], evidence.published[-1]))}.",
+        f"The interval of the AUROC with which max p separates memories that agree from others lies {where} "
+        f"{chance:.2f}, the larger of one half and the AUROC with shuffled targets; published are only bins, "
+        f"{' and '.join(percent(row['rate']) for row in (evidence.published[0], evidence.published[-1]))} in the "
+        "lowest and the highest.",
+        area,
     )
-
-
-def _slope(bins: list[ex.Row]) -> Estimate | None:
-    """Return the slope of agreement over the bin number, bins weighted by memories (unknown for the paper's bins)."""
-    known = {place: estimate for place, row in enumerate(bins) if (estimate := ex.estimate_of(row, "rate"))}
-    if len(known) < 2:
-        return None
-    sizes = [bins[place].get("memories", 1) for place in known]
-    return contrast(slope_weights(list(known), sizes), list(known.values()))
 
 
 EXPERIMENT = ex.Experiment(
@@ -281,11 +296,12 @@ EXPERIMENT = ex.Experiment(
             question="Do confident values agree more often?",
             lead="Agreement of all memories by the confidence of their value.",
             how="Memories are grouped into bins by max p(v). The chart shows the share of memories in each bin whose "
-            "value’s top token follows their top trigger.",
+            "value’s top token follows their top trigger. AUROC: how well max p separates these memories from the "
+            "others; shuffled: the same with the target of the next memory of the layer.",
             figure="Figure 6",
             draw=draw_bins,
             published=published_bins,
-            contract=("from_p", "to_p", "memories", "agree", "rate", "low", "high"),
+            contract=("from_p", "to_p", "memories", "agree", "rate", "low", "high", "auroc", "auroc_shuffled"),
             command="memlens experiment INDEX predictive-values",
         ),
     ),
@@ -298,8 +314,10 @@ EXPERIMENT = ex.Experiment(
             "The most confident values are in the upper layers",
             "97 of 100 in layers 10–15",
             "Share of the most confident values in layers deeper than 0.625 (10–15 of the paper's 16), Wilson "
-            "interval. Appears if it lies above an even distribution over layers, does not appear if it lies below.",
+            "interval. Appears if it lies above an even distribution over layers, does not appear if it lies below, or "
+            f"if no value is confident (max p at least {_CONFIDENT} times that of a uniform distribution).",
             confident_values_sit_high,
+            write=percent,
         ),
         ex.Claim(
             "predictive-values",
@@ -307,18 +325,20 @@ EXPERIMENT = ex.Experiment(
             "46 of 100",
             "Share of the most confident values whose top token follows at least one of their triggers, Wilson "
             "interval. Chance level: triggers followed by random tokens that follow triggers of the layer. Appears if "
-            "the interval lies above the chance level, does not appear if it lies below.",
+            "the interval lies above the chance level, does not appear if it lies below, or if no value is confident "
+            f"(max p at least {_CONFIDENT} times that of a uniform distribution).",
             confident_values_predict,
         ),
         ex.Claim(
             "confidence-agreement",
             "Agreement grows with the value’s largest probability",
             "0.2% in the lowest bin of max p, 100% in the highest",
-            "Slope of agreement over the bins of max p, weighted by memories; its interval follows from the Wilson "
-            "intervals of the bins. Appears if it lies above 0, in part if it ends below a hundredth of the published "
-            "slope (the paper has different bins), does not appear if it lies below 0 or ends below that.",
+            "AUROC with which max p separates memories that agree from others, DeLong’s interval. Appears if it lies "
+            "above one half and above the AUROC for shuffled targets, does not appear if it lies below. Bins are only "
+            f"drawn, because the highest hold few memories. At least {ex.FEWEST} memories must agree.",
             confidence_brings_agreement,
             table="predictive-values-bins",
+            write=lambda area: f"AUROC {area:.2f}",
         ),
     ),
     terminal=print_values,

@@ -47,7 +47,7 @@ less least much many few little several enough rather quite almost already howev
 don't doesn't didn't isn't aren't wasn't weren't hasn't haven't hadn't can't couldn't won't wouldn't shouldn't it's
 i'm i've i'll you're we're they're that's there's let's he's she's s t d ll m re ve
 """
-_LISTS = {"en": frozenset(_ENGLISH.split())}
+STOP_LISTS = {"en": frozenset(_ENGLISH.split())}
 
 _SALT = 0x5EC7105  # makes the sample differ from the scan's sample with the same seed
 
@@ -224,8 +224,10 @@ def _names(corpus: CorpusSettings) -> str:
 
 def check_stop_words(words: str) -> None:
     """Raise SettingError unless there is a list for this language or it is "frequent"."""
-    if words != FREQUENT and words not in _LISTS:
-        raise SettingError(f"there is no list of stop words for '{words}'; choose {', '.join(_LISTS)} or {FREQUENT}")
+    if words != FREQUENT and words not in STOP_LISTS:
+        raise SettingError(
+            f"there is no list of stop words for '{words}'; choose {', '.join(STOP_LISTS)} or {FREQUENT}"
+        )
 
 
 def stop_targets(index: Index, prefixes: Prefixes, words: str = "en") -> list[bool | None]:
@@ -245,7 +247,7 @@ def stop_targets(index: Index, prefixes: Prefixes, words: str = "en") -> list[bo
             is_stop.append(None)
             continue
         word = word_at(prefixes.sentences[row], position + 1) or index.vocabulary[target].strip()
-        is_stop.append(word.lower().replace("’", "'") in _LISTS[words])
+        is_stop.append(word.lower().replace("’", "'") in STOP_LISTS[words])
     return is_stop
 
 

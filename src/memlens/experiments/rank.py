@@ -149,6 +149,7 @@ EXPERIMENT = ex.Experiment(
             + ex.RULE_OF_TRENDS
             + ex.rule_of_enough("memories"),
             rank_improves,
+            sign=-1,
         ),
     ),
     picture=ex.Picture(

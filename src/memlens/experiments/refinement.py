@@ -16,8 +16,8 @@ from memlens.text import percent
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import PrefixTables
 
-_BEND = ex.depth(9, ex.PAPER_LAYERS)  # the paper's curve steepens after its layer 9
 _NEAR_BEND = 0.1  # maximum distance in depth from the bend
+_MARGIN = 0.05  # of "a third"
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 match:int64 rate low high",
     "step step_low step_high",  # rate minus that of the previous layer; the interval holds for all layers at once
@@ -96,7 +96,8 @@ def last_residual_knows_the_token(evidence: ex.Evidence) -> ex.Judgement:
 
 def bottom_layers_decide_a_third(evidence: ex.Evidence) -> ex.Judgement:
     lower = [layer for layer in range(evidence.layers) if ex.third(layer, evidence.layers) == "lower"]
-    return ex.judge_size(_share_of(evidence, max(lower, default=-1)), 1 / 3, percent, "by the end of the lower third")
+    share = _share_of(evidence, max(lower, default=-1))
+    return ex.judge_equivalence(share, 1 / 3, _MARGIN, "by the end of the lower third")
 
 
 def _share_of(evidence: ex.Evidence, layer: int) -> Estimate | None:
@@ -114,8 +115,9 @@ def upper_layers_settle_faster(evidence: ex.Evidence) -> ex.Judgement:
         f"{ex.as_points(yours.value)} per layer relative to the lower part",
         f"{ex.as_points(yours.low)} to {ex.as_points(yours.high)}",
         verdict,
-        f"From {percent(_BEND, 0)} of the depth on, the share grows {sure} before: {ex.as_points(yours.value)} per "
+        f"From {percent(ex.BEND, 0)} of the depth on, the share grows {sure} before: {ex.as_points(yours.value)} per "
         f"layer, published {ex.as_points(theirs.value)}.",
+        yours,
     )
 
 
@@ -125,7 +127,7 @@ def _pace(evidence: ex.Evidence) -> Estimate | None:
     None without that layer, the first or the last one.
     """
     rows = _enough(evidence).rows
-    away = {abs(ex.depth(row["layer"], evidence.layers) - _BEND): row for row in rows if row.get("pace") is not None}
+    away = {abs(ex.depth(row["layer"], evidence.layers) - ex.BEND): row for row in rows if row.get("pace") is not None}
     if not away or min(away) > _NEAR_BEND or {0, evidence.layers - 1} - {row["layer"] for row in rows}:
         return None
     return ex.estimate_of(away[min(away)], "pace", "pace_low", "pace_high")
@@ -166,14 +168,18 @@ EXPERIMENT = ex.prefix_experiment(
             "Share of prefixes whose residual in the last layer has the final token on top. Appears if the Wilson "
             "interval lies above one half, does not appear if it lies below." + ex.rule_of_enough("prefixes"),
             last_residual_knows_the_token,
+            write=percent,
         ),
         ex.Claim(
             "bottom-third",
             "A third of the predictions are made in the bottom few layers",
             "31% by layer 4, the last of its lower third (inferred from the figure)",
             "Share of prefixes whose residual in the last layer of the lower third has the final token on top, "
-            "Wilson interval. " + ex.RULE_OF_SIZES + ex.rule_of_enough("prefixes"),
+            "Wilson interval. Appears if it lies within 5 points of a third, does not appear if it lies outside."
+            + ex.rule_of_enough("prefixes"),
             bottom_layers_decide_a_third,
+            write=percent,
+            target=1 / 3,
         ),
         ex.Claim(
             "acceleration",

@@ -14,7 +14,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from memlens.errors import UnknownName
-from memlens.experiments.experiment import ABSENT, APPEARS, NOT_APPLICABLE, PARTLY, UNCLEAR, JudgedClaim, Row, in_third
+from memlens.experiments.experiment import (
+    ABSENT,
+    APPEARS,
+    NOT_APPLICABLE,
+    NOT_JUDGED,
+    PARTLY,
+    UNCLEAR,
+    JudgedClaim,
+    Row,
+    in_third,
+)
 from memlens.experiments.prefixes import frequent_tokens
 from memlens.experiments.run import EXPERIMENTS
 from memlens.index.reader import Index
@@ -126,6 +136,7 @@ _PRELUDES = {
     ABSENT: "Not here: ",
     UNCLEAR: "Unclear here: ",
     NOT_APPLICABLE: "Not applicable to this model: ",
+    NOT_JUDGED: "Without a verdict: ",
 }
 
 
@@ -195,7 +206,7 @@ def depth(material: Material) -> Insight | None:
                 kinds = (f"{percent(sum(row[kind] for row in rows) / total, 0)} {kind}" for kind in _KINDS)
                 yield f"{which} third of the layers: {', '.join(kinds)}"
 
-    insight = _by_claim("patterns", by_third)(material)
+    insight = _by_claim("semantic", by_third)(material)
     return replace(insight, name="depth") if insight else None
 
 

@@ -34,9 +34,11 @@ from memlens.experiments.experiment import (
     APPEARS,
     LAYERS,
     NOT_APPLICABLE,
+    NOT_JUDGED,
     PAPER_LAYERS,
     PARTLY,
     UNCLEAR,
+    UNTESTED,
     JudgedClaim,
     Panel,
 )
@@ -63,6 +65,7 @@ VERDICTS = {
     ABSENT: ("no", "✕"),
     UNCLEAR: ("open", "?"),
     NOT_APPLICABLE: ("none", "–"),
+    NOT_JUDGED: ("none", "·"),
 }
 
 
@@ -213,6 +216,7 @@ def render(report: Report, bundle: str) -> str:
         unreached_total=sum(layer.unreached for layer in report.routing),
         verdicts=VERDICTS,
         verdict_counts={verdict: verdicts.count(verdict) for verdict in VERDICTS},
+        untested=UNTESTED,
         missing=[section for section in report.sections if not section.is_present],
         parts=list(dict.fromkeys(section.part for section in report.sections)),
         passes=report.tables.passes(),

@@ -142,6 +142,7 @@ class Section:
     facts: list[tuple[str, str]] = field(default_factory=list)  # how the numbers were made
     is_stale: bool = False  # whether its sources have changed since
     note: str = ""  # shown next to the lead
+    below: str = ""  # shown below the charts
 
 
 def make_sections(tables: Tables) -> list[Section]:
@@ -173,6 +174,7 @@ def _section(experiment: Experiment, table: ResultTable, tables: Tables) -> Sect
         facts=[*facts, *([note] if note else []), *_file_facts(table.name, tables.index)],
         is_stale=is_outdated(tables.index, experiment),
         note=note[1] if note else "",
+        below=table.below,
     )
 
 
