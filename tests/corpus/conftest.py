@@ -1,4 +1,4 @@
-"""A corpus's files, compressed as people keep them."""
+"""Compressed corpus files."""
 
 import gzip
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def compress() -> Callable[[bytes, str], bytes]:
-    """Bytes and an ending, "", ".gz" or ".zst", to the bytes of such a file."""
+    """Return a function that compresses bytes for a file with the ending "", ".gz" or ".zst"."""
 
     def compressed(data: bytes, ending: str) -> bytes:
         if ending == ".gz":

@@ -1,4 +1,4 @@
-"""Text encoded in chunks and in several processes: the sentences and errors of one plain loop."""
+"""Text that is encoded in chunks by several processes has the sentences and errors of one plain loop."""
 
 import gzip
 import json
@@ -35,7 +35,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files of every kind: line ends of all systems, a long line, blank ones, a byte order mark, no end at the end."""
+    """Return a folder with all file types: every line end, a long line, blank lines, a BOM, a last line without end."""
     folder = tmp_path_factory.mktemp("texts")
     lines = [LINE.format(1900 + number) for number in range(60)]
     (folder / "a.txt").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines[:20]).encode() + b"\r\n\r\n")
@@ -60,14 +60,14 @@ def rows(chunks: Iterator[EncodedChunk]) -> list[dict[str, Any]]:
 
 
 def outcome(corpus: CorpusSettings, tokenizer: Any, **options: Any) -> tuple[list[dict[str, Any]], str]:
-    """The sentences that came, and what was said in the end."""
-    found: list[dict[str, Any]] = []
+    """Return the sentences and the message of the error that follows them, or an empty string."""
+    sentences: list[dict[str, Any]] = []
     try:
         for chunk in encode_corpus(corpus, tokenizer, **{"max_length": None, "max_tokens": None, **options}):
-            found += chunk.rows.to_pylist()
+            sentences += chunk.rows.to_pylist()
     except MemlensError as error:
-        return found, str(error)
-    return found, ""
+        return sentences, str(error)
+    return sentences, ""
 
 
 @pytest.mark.usefixtures("odd_chunks")
@@ -89,7 +89,7 @@ def test_one_two_and_three_processes_give_the_sentences_of_a_plain_loop(
         assert rows(encode_corpus(corpus, tokenizer, processes=processes, **limits)) == expected, processes
 
 
-def test_what_was_read_is_counted_in_bytes(folder: Path, tokenizer: Tokenizer) -> None:
+def test_chunks_count_the_bytes_of_their_text(folder: Path, tokenizer: Tokenizer) -> None:
     corpus = CorpusSettings((str(folder / "c.txt.gz"),))
     read = sum(chunk.read for chunk in encode_corpus(corpus, tokenizer, max_length=2, max_tokens=None))
     assert read == len("".join(LINE.format(1930 + number) for number in range(30)).encode())
@@ -97,17 +97,17 @@ def test_what_was_read_is_counted_in_bytes(folder: Path, tokenizer: Tokenizer) -
 
 @pytest.mark.usefixtures("odd_chunks")
 @pytest.mark.sweep
-def test_an_error_is_met_after_the_same_sentences_or_not_at_all(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_an_error_follows_the_same_sentences_or_does_not_occur(tmp_path: Path, tokenizer: Tokenizer) -> None:
     good = "".join(LINE.format(number) + "\n" for number in range(80))
     (tmp_path / "a.txt").write_bytes(good.encode() + b"caf\xe9 opened\n" + good.encode())
     corpus = CorpusSettings((str(tmp_path / "a.txt"),), unit="line")
     first, message = outcome(corpus, tokenizer)
     assert len(first) == 80 and "line 81: not UTF-8 at byte 4" in message
-    enough = sum(len(row["tokens"]) for row in first)
+    tokens = sum(len(row["tokens"]) for row in first)
     for processes in (2, 3):
         assert outcome(corpus, tokenizer, processes=processes) == (first, message)
-        # the limit is reached before the bad line: nobody ever learns of it, however far reading was ahead
-        assert outcome(corpus, tokenizer, processes=processes, max_tokens=enough) == (first, "")
+        # the limit is reached before the bad line, so there is no error, however far ahead the reader is
+        assert outcome(corpus, tokenizer, processes=processes, max_tokens=tokens) == (first, "")
 
 
 @pytest.mark.usefixtures("odd_chunks")
@@ -149,7 +149,7 @@ def test_a_process_that_is_killed_is_replaced(folder: Path, tokenizer: Tokenizer
 
 
 class Picky:
-    """A tokenizer that refuses a word."""
+    """A tokenizer that rejects a word."""
 
     def encode(self, texts: Sequence[str]) -> list[EncodedText]:
         if any("1955" in text for text in texts):
@@ -159,21 +159,21 @@ class Picky:
 
 @pytest.mark.usefixtures("odd_chunks")
 @pytest.mark.sweep
-def test_what_the_tokenizer_refuses_is_the_same_line_from_a_process(folder: Path) -> None:
+def test_an_error_of_the_tokenizer_has_the_same_message_from_a_worker(folder: Path) -> None:
     corpus = CorpusSettings((str(folder / "c.txt.gz"),), unit="line")
     for processes in (1, 2):
         assert outcome(corpus, Picky(), processes=processes)[1] == "1955 cannot be cut into tokens"
 
 
-class OfAProcess:
-    """A tokenizer with the number of the process that it works in as its only token."""
+class ProcessIdTokenizer:
+    """A tokenizer whose only token is the id of the process that runs it."""
 
     def encode(self, texts: Sequence[str]) -> list[EncodedText]:
         return [EncodedText([os.getpid()], [len(text)]) for text in texts]
 
 
-class Rooted(OfAProcess):
-    """Can be pickled, but cannot be unpickled where its files are not."""
+class NotUnpicklable(ProcessIdTokenizer):
+    """A tokenizer that can be pickled, but not unpickled in another process."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -184,9 +184,9 @@ class Rooted(OfAProcess):
 
 
 @pytest.mark.usefixtures("odd_chunks")
-def test_a_tokenizer_that_only_this_process_can_have_works_in_this_process(folder: Path) -> None:
+def test_a_tokenizer_that_cannot_be_sent_to_workers_runs_in_this_process(folder: Path) -> None:
     corpus = CorpusSettings((str(folder),), unit="line")
-    sentences, _ = outcome(corpus, Rooted(), processes=2)
+    sentences, _ = outcome(corpus, NotUnpicklable(), processes=2)
     assert {token for row in sentences for token in row["tokens"]} == {os.getpid()}
 
 
@@ -198,14 +198,14 @@ def test_a_short_text_starts_no_process(folder: Path, tokenizer: Tokenizer, monk
     assert outcome(corpus, tokenizer, processes=2, max_tokens=50) == outcome(corpus, tokenizer, max_tokens=50)
 
 
-def test_more_tokens_than_an_int32_counts_are_counted() -> None:
-    many = 1 << 24
-    row = {"text": "a", "tokens": np.zeros(many, np.int32), "ends": np.zeros(many, np.int32), "source": "a", "cut": 0}
+def test_the_limit_of_tokens_may_exceed_an_int32() -> None:
+    size = 1 << 24
+    row = {"text": "a", "tokens": np.zeros(size, np.int32), "ends": np.zeros(size, np.int32), "source": "a", "cut": 0}
     chunk = EncodedChunk(pa.RecordBatch.from_pylist([row], schema=encoding.ROWS), 1)
     chunks = (chunk for _ in range(200))
-    assert len(list(encoding._up_to(chunks, (1 << 31) + 1))) == (1 << 31) // many + 1
+    assert len(list(encoding._up_to(chunks, (1 << 31) + 1))) == (1 << 31) // size + 1
 
 
-def test_lengths_that_cannot_be_had_are_refused_before_anything_is_read(tokenizer: Tokenizer) -> None:
-    with pytest.raises(SettingError, match="block:9 is longer than the 8 tokens"):
+def test_impossible_lengths_are_rejected_before_anything_is_read(tokenizer: Tokenizer) -> None:
+    with pytest.raises(SettingError, match="block:9, but the model reads at most 8 tokens"):
         encode_corpus(CorpusSettings(("nowhere.txt",), unit="block:9"), tokenizer, max_length=8, max_tokens=None)

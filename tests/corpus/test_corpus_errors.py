@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a corpus is said in one line that names the place and what to do."""
+"""Every invalid corpus raises a one-line error that names the place and says what to do."""
 
 import gzip
 import os
@@ -19,18 +19,20 @@ from memlens.settings import CorpusSettings, HubSpec
 
 
 def refusal(source: Path | str, **settings: str) -> str:
-    with pytest.raises(CorpusError) as caught:
+    """Return the message of the CorpusError that reading the source raises."""
+    with pytest.raises(CorpusError) as error:
         list(read_passages(CorpusSettings((str(source),), **settings)))
-    assert len(str(caught.value).splitlines()) == 1
-    return str(caught.value)
+    assert len(str(error.value).splitlines()) == 1
+    return str(error.value)
 
 
 def has(message: str, *parts: str) -> None:
+    """Assert that a message contains all parts."""
     for part in parts:
         assert part in message, f"{part!r} is not in {message!r}"
 
 
-def test_a_source_that_is_not_there(tmp_path: Path) -> None:
+def test_a_source_that_does_not_exist(tmp_path: Path) -> None:
     has(refusal(tmp_path / "no.txt"), "no.txt", "does not exist", "check the path")
     has(refusal(tmp_path / ("x" * 300 + ".txt")), "xxx.txt", "check the path")
     (tmp_path / "a.txt").symlink_to(tmp_path / "gone.txt")
@@ -38,13 +40,13 @@ def test_a_source_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.md", "a", "a.gz", "a.csv.gz", "txt"])
-def test_a_file_of_an_unknown_kind_and_a_folder_without_others(tmp_path: Path, name: str) -> None:
+def test_a_file_of_an_unknown_type_and_a_folder_with_no_other_files(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("x")
-    has(refusal(tmp_path / name), f"{name}'", "unknown kind", ".jsonl")
-    has(refusal(tmp_path), tmp_path.name, "no file memlens can read", ".txt, .jsonl or .parquet")
+    has(refusal(tmp_path / name), f"{name}'", "unknown file type", ".jsonl")
+    has(refusal(tmp_path), tmp_path.name, "no file that memlens can read", ".txt, .jsonl or .parquet")
 
 
-def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_rejected_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.txt")
     has(refusal(tmp_path / "a.txt"), "a.txt", "not a regular file")
     with pytest.raises(CorpusError, match="not a regular file"):
@@ -53,7 +55,7 @@ def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
 
 @contextmanager
 def without_rights() -> Iterator[None]:
-    """Root may read everything, so it steps down for a moment."""
+    """Run as another user if this one is root, who may read everything."""
     user = os.geteuid()
     try:
         os.seteuid(user or 65534)
@@ -63,7 +65,7 @@ def without_rights() -> Iterator[None]:
 
 
 def test_a_file_and_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # relative names below: folders above may be closed to others
+    monkeypatch.chdir(tmp_path)  # relative names, because other users may not enter the folders above
     for folder in (tmp_path, Path("shut")):
         folder.mkdir(exist_ok=True)
     tmp_path.chmod(0o755)
@@ -95,16 +97,16 @@ def test_text_that_is_not_utf8(tmp_path: Path, name: str, data: bytes, parts: tu
     has(refusal(tmp_path / name), *parts)
 
 
-def test_binary_data_without_line_ends_is_refused_at_its_first_nul(tmp_path: Path) -> None:
+def test_binary_data_without_line_ends_is_rejected_at_its_first_nul(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"one\ntwo\nx")
-    os.truncate(tmp_path / "a.txt", 8 << 30)  # a hole; reading on would take its whole length as one line
+    os.truncate(tmp_path / "a.txt", 8 << 30)  # append a hole of zeros, which would be read as one line of 8 GB
     has(refusal(tmp_path / "a.txt"), "a.txt' line 3", "NUL at byte 2")
 
 
 @pytest.mark.parametrize(
     ("line", "parts"),
     [
-        ('{"text": "x"', ("not JSON", "column 13", "one object or string a line")),
+        ('{"text": "x"', ("not JSON", "column 13", "one object or string per line")),
         ("[" * 200_000, ("not JSON",)),
         ("9" * 5000, ("not JSON",)),
         ("17", ("a JSON number", "not an object or a string")),
@@ -115,7 +117,7 @@ def test_binary_data_without_line_ends_is_refused_at_its_first_nul(tmp_path: Pat
         ('{"text": 3}', ("column 'text' is a number, not text", "--column")),
         ('{"text": ["x"]}', ("column 'text' is a list, not text",)),
         ('{"text": "a\\u0000b"}', ("NUL at character 2", "remove")),
-        ('"ab\\ud800"', ("half a surrogate pair (U+D800) at character 3", "remove")),
+        ('"ab\\ud800"', ("unpaired surrogate (U+D800) at character 3", "remove")),
     ],
 )
 def test_a_bad_record_of_jsonl(tmp_path: Path, line: str, parts: tuple[str, ...]) -> None:
@@ -146,15 +148,15 @@ def test_a_parquet_text_that_is_not_utf8_or_holds_a_nul(tmp_path: Path) -> None:
         has(refusal(tmp_path / "a.parquet"), "a.parquet' record 2", problem)
 
 
-def test_a_parquet_file_that_is_none_or_damaged(tmp_path: Path) -> None:
+def test_a_file_that_is_not_parquet_or_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(b"PAR1 but no more")
-    has(refusal(path), "a.parquet' record 1", "not a whole .parquet file", "write it again")
+    has(refusal(path), "a.parquet' record 1", "not a .parquet file", "write it again")
     pq.write_table(pa.table({"text": ["one", "two"] * 1000}), path)
     data = bytearray(path.read_bytes())
     data[10:40] = b"\xff" * 30
     path.write_bytes(data)
-    has(refusal(path), "a.parquet' record 1", "not a whole .parquet file")
+    has(refusal(path), "a.parquet' record 1", "not a .parquet file")
 
 
 @pytest.mark.parametrize("kind", [".txt", ".jsonl", ".parquet"])
@@ -183,21 +185,21 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz", "a.parquet"])
-def test_a_line_that_has_no_end_is_refused_by_its_number_before_it_fills_the_memory(tmp_path: Path, name: str) -> None:
+def test_an_endless_line_is_rejected_with_its_number_before_it_fills_the_memory(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    if name.endswith(".parquet"):  # 20 texts, each within the limit, and one beyond it
+    if name.endswith(".parquet"):  # 20 texts within the limit and one beyond it
         texts = pa.array(["x" * (15 << 20)] * 20 + ["y" * (17 << 20)], pa.large_string())
         pq.write_table(pa.table({"text": texts}), path, compression="zstd", use_dictionary=False, row_group_size=4)
     else:
-        with gzip.open(path, "wb", compresslevel=1) as packed:
-            packed.write(b'"fine"\n')
+        with gzip.open(path, "wb", compresslevel=1) as file:
+            file.write(b'"fine"\n')
             for _ in range(400):
-                packed.write(b"x" * (1 << 20))
-    done = subprocess.run([sys.executable, "-c", LONG, str(path)], capture_output=True, text=True, check=True)
-    message, grown = done.stdout.splitlines()
+                file.write(b"x" * (1 << 20))
+    process = subprocess.run([sys.executable, "-c", LONG, str(path)], capture_output=True, text=True, check=True)
+    message, growth = process.stdout.splitlines()
     place = "record 21" if name.endswith(".parquet") else "line 2"
-    has(message, f"{name}' {place}: longer than the 16 million characters", "divide it")
-    assert int(grown) < 250_000  # kilobytes
+    has(message, f"{name}' {place}: longer than 16 million characters", "split it")
+    assert int(growth) < 250_000  # kilobytes
 
 
 def test_a_txt_file_too_large_for_one_document(tmp_path: Path) -> None:
@@ -251,10 +253,10 @@ def test_a_hub_source_is_streamed_and_its_errors_are_one_line(tmp_path: Path) ->
         ({"language": ""}, "language"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_at_once(settings: dict[str, object], part: str) -> None:
-    with pytest.raises(SettingError) as caught:
+def test_invalid_settings_are_rejected_at_once(settings: dict[str, object], part: str) -> None:
+    with pytest.raises(SettingError) as error:
         CorpusSettings(**{"sources": ("a.txt",), **settings})  # type: ignore[arg-type]
-    assert part in str(caught.value) and len(str(caught.value).splitlines()) == 1
+    assert part in str(error.value) and len(str(error.value).splitlines()) == 1
 
 
 def test_the_block_length_is_read_from_the_unit() -> None:

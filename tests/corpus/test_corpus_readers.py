@@ -1,4 +1,4 @@
-"""Every kind of file, every compression, every unit, and the order in which they are read."""
+"""All file types, compressions and units, and the order in which files are read."""
 
 import gzip
 import json
@@ -57,14 +57,14 @@ def test_every_kind_and_compression_gives_the_same_sentences(tmp_path, compress,
         assert texts(write(tmp_path / name, compress(data, compression))) == SENTENCES
 
 
-def test_a_jsonl_passage_is_an_object_or_a_string_and_blank_lines_and_nulls_are_passed_over(tmp_path: Path) -> None:
+def test_a_jsonl_passage_is_an_object_or_a_string_and_blank_lines_and_nulls_are_skipped(tmp_path: Path) -> None:
     lines = ['{"text": "one", "id": 1}', "", '"two"', '{"text": null}', '{"text": " "}', '{"text": "\\ud83d\\ude00"}']
     source = write(tmp_path / "a.jsonl", "\n".join(lines))
     assert passages(source) == [("one", "a.jsonl:1"), ("two", "a.jsonl:3"), ("😀", "a.jsonl:6")]
 
 
 @pytest.mark.parametrize("type_", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
-def test_a_parquet_passage_is_a_row_of_the_column_asked_for_however_text_is_stored(tmp_path, type_) -> None:
+def test_a_parquet_passage_is_a_row_of_the_selected_column_for_every_string_type(tmp_path, type_) -> None:
     texts = [None if i == 2 else f"t{i}" for i in range(1, 1001)]
     table = pa.table({"text": ["no"] * 1000, "body": pa.array(texts, pa.string()).cast(type_)})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=300)  # rows are numbered across groups and batches
@@ -86,17 +86,17 @@ def test_a_passage_is_a_line_with_its_number_and_a_unit_keeps_its_source(tmp_pat
     assert [unit.source for unit in read_units(CorpusSettings((source,), unit="document"))] == ["a.txt"]
 
 
-def test_a_long_txt_file_for_blocks_goes_on_as_a_new_document_at_a_line_end(tmp_path: Path) -> None:
+def test_a_long_txt_file_for_blocks_is_split_into_documents_at_line_ends(tmp_path: Path) -> None:
     lines = [f"line {number} " + "x" * 1000 for number in range(1, 3001)]
-    found = passages(write(tmp_path / "a.txt", "\n".join(lines)), unit="block:8")
-    assert len(found) == 3
-    assert "\n".join(text for text, _ in found).split("\n") == lines
-    for text, source in found:
+    documents = passages(write(tmp_path / "a.txt", "\n".join(lines)), unit="block:8")
+    assert len(documents) == 3
+    assert "\n".join(text for text, _ in documents).split("\n") == lines
+    for text, source in documents:
         assert lines[int(source.removeprefix("a.txt:")) - 1] == text.split("\n")[0]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_every_line_end_ends_a_line_and_nothing_else_does(tmp_path: Path, end: str) -> None:
+def test_only_line_feeds_and_carriage_returns_end_a_line(tmp_path: Path, end: str) -> None:
     lines = ["one\x0bone", "two\x0ctwo", "three\u2028three", "four\x85four"]
     for name, text in (("a.txt", end.join(lines)), ("a.jsonl", json.dumps(end.join(lines)))):
         assert texts(write(tmp_path / name, text), unit="line") == lines
@@ -132,7 +132,7 @@ def test_sentences_joined_are_the_line(line: str) -> None:
     assert "".join(cut_sentences(line, "en")) == line
 
 
-def test_a_folder_is_read_in_sorted_order_and_sources_in_the_order_given(tmp_path: Path) -> None:
+def test_a_folder_is_read_in_sorted_order_and_sources_in_their_own_order(tmp_path: Path) -> None:
     for name in ("b.txt", "a/z.txt", "a/B.jsonl", "a.txt", "notes.md", ".hidden.txt", ".git/x.txt"):
         write(tmp_path / name, '"x"')
     assert [source for _, source in passages(str(tmp_path))] == ["a/B.jsonl:1", "a/z.txt:1", "a.txt:1", "b.txt:1"]
@@ -149,7 +149,7 @@ def test_a_folder_that_links_to_itself_is_walked_once(tmp_path: Path) -> None:
     assert [source for _, source in passages(str(tmp_path / "in"))] == ["a.txt:1", "other/b.txt:1"]
 
 
-def test_the_bundled_texts_are_prose_in_files_and_articles_in_lines() -> None:
+def test_the_bundled_prose_is_text_files_and_the_bundled_articles_are_jsonl_records() -> None:
     prose, train, bundled, held_out = (
         list(islice(read_units(CorpusSettings((source,))), 50))
         for source in ("bundled:prose", "bundled:train", "bundled", "bundled:held-out")
@@ -161,27 +161,26 @@ def test_the_bundled_texts_are_prose_in_files_and_articles_in_lines() -> None:
         next(read_passages(CorpusSettings(("bundled:news",))))
 
 
-def test_no_article_is_in_the_training_text_and_held_out_as_well_and_each_has_its_source() -> None:
+def test_no_article_is_in_both_training_and_held_out_text_and_every_article_has_a_source() -> None:
     folder, titles = Path(str(files("memlens"))) / "bundled" / "wikipedia", {}
     for name in ("train", "held-out"):
         with gzip.open(folder / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
             titles[name] = [json.loads(line)["title"] for line in lines]
     assert titles["train"] and titles["held-out"] and not set(titles["train"]) & set(titles["held-out"])
     sources = (folder / "SOURCES.txt").read_text(encoding="utf-8").splitlines()
-    listed = [line for line in sources if line.startswith("https://en.wikipedia.org/wiki/")]
-    assert len(listed) == len(titles["train"]) + len(titles["held-out"])
+    links = [line for line in sources if line.startswith("https://en.wikipedia.org/wiki/")]
+    assert len(links) == len(titles["train"]) + len(titles["held-out"])
 
 
-def test_odd_file_names_give_sources_that_a_table_can_hold(tmp_path: Path) -> None:
+def test_file_names_that_are_not_valid_text_give_valid_sources(tmp_path: Path) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff\n.txt")).write_text("x")
     assert [source for _, source in passages(str(tmp_path))] == ["a\ufffd\ufffd.txt:1"]
 
 
 def test_reading_the_first_passages_of_a_huge_file_reads_no_further(tmp_path: Path) -> None:
-    """Behind the first lines lie 8 GB of zeros, a hole in the file; zeros are refused when they are reached."""
     path = tmp_path / "huge.txt"
     write(path, "A line of text.\n" * 200_000)
-    os.truncate(path, 8 << 30)
+    os.truncate(path, 8 << 30)  # append a hole of zeros, which raise an error when they are read
     assert len(list(islice(read_passages(CorpusSettings((str(path),))), 10))) == 10
 
 
@@ -195,7 +194,7 @@ def test_a_large_file_is_read_in_bounded_memory(tmp_path: Path, compress: Compre
         write(tmp_path / name, compress(data, Path(name).suffix))
     del lines
     settings = CorpusSettings((str(tmp_path / name),))
-    list(islice(read_passages(settings), 1))  # imports are not what is measured
+    list(islice(read_passages(settings), 1))  # so that imports are not measured
     tracemalloc.start()
     arrow_before = pa.total_allocated_bytes()
     count = arrow_peak = 0
@@ -212,13 +211,13 @@ def test_one_very_long_line_is_read_whole(tmp_path: Path) -> None:
     assert texts(write(tmp_path / "a.txt", sentence * 250_000)) == [sentence.strip()] * 250_000  # 10 MB
 
 
-def test_the_fingerprint_does_not_know_where_the_folder_lies_but_where_a_file_ends(tmp_path: Path) -> None:
-    prints = []
+def test_the_fingerprint_depends_on_where_a_file_ends_but_not_on_the_location_of_the_folder(tmp_path: Path) -> None:
+    fingerprints = []
     for folder, first, second in (("here", "one", "two"), ("there/deep", "one", "two"), ("other", "onetwo", "")):
         write(tmp_path / folder / "a.txt", first)
         write(tmp_path / folder / "b" / "c.txt", second)
-        prints.append(corpus_fingerprint(CorpusSettings((str(tmp_path / folder),))))
-    assert prints[0] == prints[1] != prints[2] and len(prints[0]) == 64
+        fingerprints.append(corpus_fingerprint(CorpusSettings((str(tmp_path / folder),))))
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2] and len(fingerprints[0]) == 64
 
 
 def test_the_fingerprint_changes_with_every_byte_name_order_and_setting(tmp_path: Path) -> None:
@@ -226,9 +225,9 @@ def test_the_fingerprint_changes_with_every_byte_name_order_and_setting(tmp_path
     settings = [CorpusSettings((a, b)), CorpusSettings((b, a)), CorpusSettings((a,))]
     for change in ({"unit": "line"}, {"column": "body"}, {"language": "de"}):
         settings.append(CorpusSettings((a, b), **change))
-    found = {corpus_fingerprint(each) for each in settings}
+    fingerprints = {corpus_fingerprint(corpus) for corpus in settings}
     write(tmp_path / "b.txt", "twO")
-    found.add(corpus_fingerprint(settings[0]))
+    fingerprints.add(corpus_fingerprint(settings[0]))
     write(tmp_path / "b.txt", "two")
-    found.add(corpus_fingerprint(CorpusSettings((a, str(Path(b).rename(tmp_path / "c.txt"))))))
-    assert len(found) == len(settings) + 2
+    fingerprints.add(corpus_fingerprint(CorpusSettings((a, str(Path(b).rename(tmp_path / "c.txt"))))))
+    assert len(fingerprints) == len(settings) + 2

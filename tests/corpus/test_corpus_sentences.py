@@ -1,4 +1,4 @@
-"""Units become sentences of tokens: ids, cuts, blocks, limits."""
+"""Sentences of tokens: ids, cuts, blocks and limits."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -15,13 +15,13 @@ from memlens.testing import tiny_tokenizer
 
 
 def encode_words(texts: Sequence[str]) -> list[EncodedText]:
-    """A word with the space before it is a token; punctuation-only texts such as "-" have none."""
-    found = [list(re.finditer(r"\s*\w+", text)) for text in texts]
-    return [EncodedText([len(match[0].strip()) for match in each], [match.end() for match in each]) for each in found]
+    """Encode each word with its leading space as one token. Texts of punctuation only, such as "-", have no tokens."""
+    words = [list(re.finditer(r"\s*\w+", text)) for text in texts]
+    return [EncodedText([len(word[0].strip()) for word in text], [word.end() for word in text]) for text in words]
 
 
 def encode_bytes(texts: Sequence[str]) -> list[EncodedText]:
-    """A byte is a token and ends where its character does, as byte-level tokenizers tell it."""
+    """Encode each byte as a token that ends where its character ends, as byte-level tokenizers do."""
     return [
         EncodedText(list(text.encode()), [at + 1 for at, character in enumerate(text) for _ in character.encode()])
         for text in texts
@@ -36,21 +36,21 @@ def tokenized(*texts: str, encode: Any = encode_words, **options: int | None) ->
     return list(tokenize_units(units(*texts), encode, **{"max_length": None, "max_tokens": None, **options}))
 
 
-def test_ids_run_in_reading_order_and_units_without_tokens_get_none() -> None:
+def test_ids_are_in_reading_order_and_units_without_tokens_have_none() -> None:
     one, three = Sentence(0, "one two", [3, 3], [3, 7], "a.txt:1", 0), Sentence(1, "three", [5], [5], "a.txt:3", 0)
     assert tokenized("one two", "-", "three", batch=2) == [one, three]
 
 
-def test_a_long_sentence_is_cut_and_says_how_much_was_dropped_and_one_that_just_fits_is_whole() -> None:
+def test_a_long_sentence_is_cut_and_counts_its_dropped_tokens_and_one_that_just_fits_is_not() -> None:
     assert tokenized("a bb ccc dddd", max_length=2) == [Sentence(0, "a bb", [1, 2], [1, 4], "a.txt:1", 2)]
     assert tokenized("a bb.", max_length=2) == [Sentence(0, "a bb.", [1, 2], [1, 4], "a.txt:1", 0)]
 
 
 @pytest.mark.parametrize(("limit", "sentences"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (99, 3)])
 def test_reading_stops_after_the_sentence_that_reaches_the_limit(limit: int, sentences: int) -> None:
-    for texts in (("a b", "c d", "e f"), ("a b x", "c d x x", "e f x")):  # what is cut off does not count
-        found = tokenized(*texts, max_length=2, max_tokens=limit)
-        assert [len(sentence.tokens) for sentence in found] == [2] * sentences
+    for texts in (("a b", "c d", "e f"), ("a b x", "c d x x", "e f x")):  # dropped tokens do not count
+        result = tokenized(*texts, max_length=2, max_tokens=limit)
+        assert [len(sentence.tokens) for sentence in result] == [2] * sentences
 
 
 def test_units_are_not_read_far_ahead_of_the_sentences() -> None:
@@ -79,7 +79,7 @@ def test_long_documents_are_encoded_a_few_at_a_time() -> None:
 
 @pytest.mark.parametrize("style", ["bytes", "spaces"])
 @pytest.mark.parametrize("block", [None, 7, 1000])
-def test_a_long_text_has_the_tokens_it_would_have_in_one_piece(style: str, block: int | None) -> None:
+def test_a_long_text_has_the_same_tokens_as_in_one_piece(style: str, block: int | None) -> None:
     tokenizer = Tokenizer(tiny_tokenizer(style=style))
     text = ("The river runs  to the sea.\n\n" + "x" * 50 + " In 1990 a café opened. ") * 4000
     whole = tokenizer.encode([text])[0]
@@ -94,7 +94,7 @@ def test_a_long_text_has_the_tokens_it_would_have_in_one_piece(style: str, block
         assert {len(part.tokens) for part in parts[:-1]} == {block}
 
 
-def test_a_document_is_cut_into_blocks_whose_ends_are_their_own() -> None:
+def test_a_document_is_cut_into_blocks_with_offsets_in_their_own_text() -> None:
     assert tokenized("a bb ccc", "-", "d", max_length=2, block=2) == [
         Sentence(0, "a bb", [1, 2], [1, 4], "a.txt:1", 0),
         Sentence(1, " ccc", [3], [4], "a.txt:1", 0),
@@ -104,29 +104,29 @@ def test_a_document_is_cut_into_blocks_whose_ends_are_their_own() -> None:
 
 @given(st.lists(st.text("aé日😀 ", min_size=1, max_size=12), max_size=5), st.integers(1, 7), st.integers(1, 4))
 def test_blocks_lose_no_token_and_no_text(texts: list[str], block: int, batch: int) -> None:
-    found = tokenized(*texts, encode=encode_bytes, block=block, batch=batch)
-    assert [sentence.id for sentence in found] == list(range(len(found)))
+    sentences = tokenized(*texts, encode=encode_bytes, block=block, batch=batch)
+    assert [sentence.id for sentence in sentences] == list(range(len(sentences)))
     for number, (text, encoded) in enumerate(zip(texts, encode_bytes(texts), strict=True), 1):
-        blocks = [sentence for sentence in found if sentence.source == f"a.txt:{number}"]
-        assert [len(each.tokens) for each in blocks[:-1]] == [block] * (len(blocks) - 1)
-        assert [token for each in blocks for token in each.tokens] == encoded.ids
-        assert "".join(each.text for each in blocks) == text
-        begins = [sum(len(each.text) for each in blocks[:at]) for at in range(len(blocks))]
-        ends = [begin + end for begin, each in zip(begins, blocks, strict=True) for end in each.ends]
+        blocks = [sentence for sentence in sentences if sentence.source == f"a.txt:{number}"]
+        assert [len(sentence.tokens) for sentence in blocks[:-1]] == [block] * (len(blocks) - 1)
+        assert [token for sentence in blocks for token in sentence.tokens] == encoded.ids
+        assert "".join(sentence.text for sentence in blocks) == text
+        begins = [sum(len(sentence.text) for sentence in blocks[:place]) for place in range(len(blocks))]
+        ends = [begin + end for begin, sentence in zip(begins, blocks, strict=True) for end in sentence.ends]
         assert ends == encoded.ends
 
 
 @given(st.text("aé日😀 ", min_size=1, max_size=12), st.integers(1, 20))
-def test_a_cut_keeps_the_first_tokens_and_the_text_they_cover(text: str, length: int) -> None:
-    (found,) = tokenized(text, encode=encode_bytes, max_length=length)
+def test_a_cut_sentence_has_the_first_tokens_and_the_text_they_cover(text: str, length: int) -> None:
+    (sentence,) = tokenized(text, encode=encode_bytes, max_length=length)
     (encoded,) = encode_bytes([text])
-    assert found.tokens == encoded.ids[:length]
-    assert found.ends == encoded.ends[:length]
-    assert found.cut == len(encoded.ids) - len(found.tokens)
-    assert text.startswith(found.text) and len(found.text) == found.ends[-1]
+    assert sentence.tokens == encoded.ids[:length]
+    assert sentence.ends == encoded.ends[:length]
+    assert sentence.cut == len(encoded.ids) - len(sentence.tokens)
+    assert text.startswith(sentence.text) and len(sentence.text) == sentence.ends[-1]
 
 
 @pytest.mark.parametrize(("options", "words"), [((0, None), "max length is 0"), ((7, 8), "use block:7 or less")])
-def test_a_context_without_room_and_blocks_longer_than_it_are_refused_before_anything_is_read(options, words) -> None:
+def test_a_length_below_one_and_blocks_beyond_the_context_are_rejected_before_anything_is_read(options, words) -> None:
     with pytest.raises(SettingError, match=words):
         tokenize_units([], encode_words, max_length=options[0], max_tokens=None, block=options[1])

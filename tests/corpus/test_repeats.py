@@ -33,11 +33,11 @@ def repeats_of(sentences: Sentences, dedup: Dedup, rows: int = 1 << 15) -> list[
 
 
 def naive(sentences: Sentences, dedup: Dedup) -> list[int]:
-    """For each sentence the longest prefix that any earlier sentence shares; or its length if one is the same."""
+    """Return the repeats by their definition in `find_repeats`."""
     answers = []
-    for at, tokens in enumerate(sentences):
-        earlier = [list(other) for other in sentences[:at]]
-        shared = [n for other in earlier for n in range(1, len(tokens) + 1) if other[:n] == list(tokens[:n])]
+    for place, tokens in enumerate(sentences):
+        earlier = [list(sentence) for sentence in sentences[:place]]
+        shared = [n for sentence in earlier for n in range(1, len(tokens) + 1) if sentence[:n] == list(tokens[:n])]
         answers.append(max(shared, default=0) if dedup == "prefix" else len(tokens) * (list(tokens) in earlier))
     return answers
 
@@ -57,17 +57,17 @@ def test_repeats_match_the_definition(sentences: Sentences, rows: int) -> None:
 
 
 def prefixes_seen(sentences: Sentences) -> list[int]:
-    """The same as the naive way, with a set, for many sentences."""
-    seen: set[tuple[int, ...]] = {()}
+    """Return the same as `naive` for "prefix", fast enough for many sentences."""
+    earlier: set[tuple[int, ...]] = {()}
     answers = []
     for tokens in sentences:
         prefixes = [tuple(tokens[:n]) for n in range(len(tokens) + 1)]
-        answers.append(max(n for n, prefix in enumerate(prefixes) if prefix in seen))
-        seen.update(prefixes)
+        answers.append(max(n for n, prefix in enumerate(prefixes) if prefix in earlier))
+        earlier.update(prefixes)
     return answers
 
 
-def drawn(kind: str) -> Sentences:
+def draw_sentences(kind: str) -> Sentences:
     draw = random.Random(7)
     if kind == "one first token for all":
         return [[9, *(draw.randrange(3) for _ in range(draw.randrange(9)))] for _ in range(3000)]
@@ -96,15 +96,15 @@ KINDS = (
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_long_texts_have_the_same_repeats_for_any_batch_size(kind: str) -> None:
-    sentences = drawn(kind)
+    sentences = draw_sentences(kind)
     expected = prefixes_seen(sentences)
     for rows in (1 << 15, 100):
         assert repeats_of(sentences, "prefix", rows) == expected
 
 
-def test_a_text_larger_than_the_sorts_memory_has_the_same_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_is_sorted_on_disk_has_the_same_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeats, "_MEMORY", "24MB")
-    sentences = [[at * 7919 % 1009, at % 11, *range(at % 40)] for at in range(20_000)]
+    sentences = [[n * 7919 % 1009, n % 11, *range(n % 40)] for n in range(20_000)]
     assert repeats_of(sentences, "prefix") == prefixes_seen(sentences)
 
 

@@ -161,7 +161,7 @@ def test_a_corpus_that_changes_while_it_is_read_is_refused(
             text.unlink()
 
     monkeypatch.setattr(store, "encode_corpus", encode)
-    with pytest.raises(CorpusError, match=r"changed while it was read|does not exist"):
+    with pytest.raises(CorpusError, match=r"changed while it was being read|does not exist"):
         memlens.scan(tiny_gpt2, text, out=tmp_path / "index", top=3, threads=1, max_tokens=3000)
     assert done and not (tmp_path / "index" / "manifest.json").exists()
 

@@ -5,15 +5,15 @@
 3. Chunks come back in reading order and are cut at `max_tokens`.
 
 Reading takes a hundredth of the time, so it stays in one process. A reading error is raised after the chunks before
-it, so that it comes at the same place for any number of processes. A short text is encoded here, because starting a
-process takes as long as encoding a megabyte.
+it, so that it occurs at the same place for any number of processes. A short text is encoded in this process, because
+starting another one takes as long as encoding a megabyte.
 """
 
 from array import array
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -38,11 +38,11 @@ ROWS = pa.schema(
 MOST_PROCESSES = 16  # this process cannot read and write fast enough for more
 _FIRST, _CHUNK = 1 << 14, 1 << 18  # characters of the first chunk and, after some doublings, of later ones
 _LONG, _LONG_TOKENS = 1 << 22, 1 << 20  # characters and tokens of a text that is worth starting processes
-_PASSAGE = 64  # characters that a passage counts in addition to its text, for its source
+_PASSAGE = 64  # characters to add to the size of each passage, for its source
 
 
 class Encoder(Protocol):
-    """A tokenizer. One that cannot be pickled works in this process only."""
+    """A tokenizer. If it cannot be pickled, all text is encoded in this process."""
 
     def encode(self, texts: Sequence[str]) -> Sequence[EncodedText]: ...
 
@@ -52,7 +52,7 @@ class EncodedChunk:
     """Sentences without ids."""
 
     rows: pa.RecordBatch  # of ROWS; see Sentence
-    read: int  # bytes of UTF-8 text that they were cut from
+    read: int  # bytes of the UTF-8 text that they were cut from
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class ChunkEncoder:
     def encode(self, passages: Sequence[Passage]) -> EncodedChunk:
         texts: list[str] = []
         sources: list[str] = []
-        cut, counts, tokens, ends = array("i"), array("i", [0]), array("i"), array("i")
+        dropped, counts, tokens, ends = array("i"), array("i", [0]), array("i"), array("i")
         for sentence in tokenize_units(
             cut_units(passages, self.corpus),
             self.tokenizer.encode,
@@ -76,7 +76,7 @@ class ChunkEncoder:
         ):
             texts.append(sentence.text)
             sources.append(sentence.source)
-            cut.append(sentence.cut)
+            dropped.append(sentence.cut)
             tokens.extend(sentence.tokens)
             ends.extend(sentence.ends)
             counts.append(len(tokens))
@@ -86,7 +86,7 @@ class ChunkEncoder:
             pa.ListArray.from_arrays(edges, _numbers(tokens)),
             pa.ListArray.from_arrays(edges, _numbers(ends)),
             pa.array(sources, pa.string()),
-            _numbers(cut),
+            _numbers(dropped),
         ]
         read = sum(len(passage.text.encode()) for passage in passages)
         return EncodedChunk(pa.RecordBatch.from_arrays(columns, schema=ROWS), read)
@@ -111,7 +111,7 @@ def encode_corpus(
         corpus: Sources and units.
         tokenizer: The tokenizer.
         max_length: Most tokens of a sentence (the context without BOS). Longer ones are cut.
-        max_tokens: Stop after the sentence that reaches this number of tokens. It is kept whole.
+        max_tokens: Stop after the sentence that reaches this number of tokens. It is not cut.
         processes: Processes that cut and tokenize. The result does not depend on their number.
         check_stop: Called several times per second while this process waits for others; may raise.
     """
@@ -120,14 +120,15 @@ def encode_corpus(
 
 
 def _up_to(chunks: Generator[EncodedChunk, None, None], max_tokens: int | None) -> Generator[EncodedChunk, None, None]:
+    """Yield chunks up to the sentence that reaches `max_tokens`."""
     total = 0
     with closing(chunks):
         for chunk in chunks:
             ends = chunk.rows.column("tokens").offsets.to_numpy()[1:]
-            so_far = total + ends.astype(np.int64)  # the sum over all chunks may exceed an int32
+            so_far = total + ends.astype(np.int64)  # the sum over all chunks may not fit in an int32
             if max_tokens is not None and len(so_far) and so_far[-1] >= max_tokens:
-                kept = int(np.searchsorted(so_far, max_tokens)) + 1
-                yield EncodedChunk(chunk.rows.slice(0, kept), chunk.read)
+                count = int(np.searchsorted(so_far, max_tokens)) + 1
+                yield EncodedChunk(chunk.rows.slice(0, count), chunk.read)
                 return
             total = int(so_far[-1]) if len(so_far) else total
             yield chunk
@@ -140,7 +141,9 @@ def _encode(
     chunks = reader.chunks()
     pool: Pool = SerialPool(encoder)
     if processes > 1 and (max_tokens is None or max_tokens >= _LONG_TOKENS):
-        first_chunks = _read_first(chunks)
+        first_chunks: list[list[Passage]] = []
+        while sum(map(_size, first_chunks)) < _LONG and (next_chunk := next(chunks, None)):
+            first_chunks.append(next_chunk)
         chunks = chain(first_chunks, chunks)
         if sum(map(_size, first_chunks)) >= _LONG:
             pool = ProcessPool(PickledSource(encoder), min(processes, MOST_PROCESSES), check_stop=check_stop)
@@ -171,14 +174,6 @@ class _Reader:
             self.error = error
         if chunk:
             yield chunk
-
-
-def _read_first(chunks: Iterator[list[Passage]]) -> list[list[Passage]]:
-    """Return the first chunks: all, or enough to make the text a long one."""
-    first_chunks: list[list[Passage]] = []
-    while sum(map(_size, first_chunks)) < _LONG and (more := list(islice(chunks, 1))):
-        first_chunks += more
-    return first_chunks
 
 
 def _size(chunk: list[Passage]) -> int:

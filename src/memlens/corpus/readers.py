@@ -1,15 +1,15 @@
-"""Reads passages of text from .txt, .jsonl and .parquet files and from Hub datasets, in an order that never varies.
+"""Reads passages of text from .txt, .jsonl and .parquet files and from Hub datasets, in a fixed order.
 
-Files: a folder is walked recursively, names sorted by code point. Hidden files and files of other kinds are skipped in
-a folder. A file that is named itself must be of a known kind. Links are followed, except a link to a folder that is
-being walked.
+Files: a folder is walked recursively, with names sorted by code point. Hidden files and files of other types in a
+folder are skipped. A source that names a single file must have a supported type. Links are followed, except links to a
+folder that contains them.
 
 Lines: a line ends at a line feed, a carriage return or both. Form feeds and U+2028 do not end a line. A byte order mark
 at the start of a file is dropped. Text that is not UTF-8, contains a NUL, or has a line longer than LINE_LIMIT raises
 CorpusError.
 
-Passages: a line of .txt, or the whole file if documents are asked for; a record of .jsonl; a row of .parquet or of a
-dataset. A null or blank text is skipped. Record numbers start at 1 and count blank lines, as in an editor.
+Passages: a line of .txt, or the whole file if the unit is a document; a record of .jsonl; a row of .parquet or of a
+dataset. Null and blank texts are skipped. Record numbers start at 1 and count blank lines, as in an editor.
 """
 
 import gzip
@@ -37,7 +37,7 @@ COMPRESSIONS = (".gz", ".zst")
 _READABLE = ".txt, .jsonl or .parquet, each also .gz or .zst"
 # A sample of the training text of the bundled model, articles that it was not trained on, and CC0 prose
 _BUNDLED_TEXTS = {"train": "wikipedia/train.jsonl.gz", "held-out": "wikipedia/held-out.jsonl.gz", "prose": "prose"}
-_UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")  # control characters, half surrogate pairs, line and paragraph separators
+_UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")  # control characters, unpaired surrogates, line and paragraph separators
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class SourceFile:
     """A file to read."""
 
     path: Path
-    name: str  # in the index: relative to the given folder, with "/", so that it is the same on every machine
+    name: str  # in the index: relative to the source folder, with "/", so that it is the same on every machine
     kind: str  # one of KINDS
     compression: str  # one of COMPRESSIONS or ""
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """The path for an error message."""
         return printable(str(self.path))
 
@@ -68,8 +68,10 @@ def list_files(source: str) -> Iterator[SourceFile]:
             yield from _list_folder(root)
         elif not root.exists():
             raise CorpusError(f"corpus '{printable(source)}' does not exist; check the path")
+        elif file := _source_file(root, root.name):
+            yield file
         else:
-            yield _known_file(root)
+            raise CorpusError(f"'{printable(str(root))}' has an unknown file type; memlens reads {_READABLE}")
     except OSError as problem:
         # a folder that cannot be listed; files that cannot be opened are reported by the reader
         place = printable(str(problem.filename or source))
@@ -80,47 +82,39 @@ def _bundled_text(source: str) -> Path:
     """Return the path of a bundled text; `bundled` is `bundled:train`."""
     name = source.partition(":")[2] or "train"
     if name not in _BUNDLED_TEXTS:
-        known = ", ".join(f"{BUNDLED}:{name}" for name in _BUNDLED_TEXTS)
-        raise CorpusError(f"there is no bundled text '{printable(source)}'; choose {known}")
+        choices = ", ".join(f"{BUNDLED}:{name}" for name in _BUNDLED_TEXTS)
+        raise CorpusError(f"there is no bundled text '{printable(source)}'; choose {choices}")
     return Path(str(files("memlens"))) / BUNDLED / _BUNDLED_TEXTS[name]
 
 
 def _list_folder(root: Path) -> Iterator[SourceFile]:
-    found = False
+    is_empty = True
     for path, name in _walk(root, "", (root.resolve(),)):
-        written = _how_written(path)
-        if written:
-            found = True
-            yield SourceFile(path, printable(name), *written)
-    if not found:
-        raise CorpusError(f"folder '{printable(str(root))}' holds no file memlens can read; it reads {_READABLE}")
+        if file := _source_file(path, name):
+            is_empty = False
+            yield file
+    if is_empty:
+        raise CorpusError(f"folder '{printable(str(root))}' has no file that memlens can read; it reads {_READABLE}")
 
 
-def _walk(folder: Path, prefix: str, being_walked: tuple[Path, ...]) -> Iterator[tuple[Path, str]]:
+def _walk(folder: Path, prefix: str, ancestors: tuple[Path, ...]) -> Iterator[tuple[Path, str]]:
     for path in sorted(folder.iterdir(), key=lambda path: path.name):
         if path.name.startswith("."):
             continue
         if path.is_dir():
             target = path.resolve()
-            if target not in being_walked:
-                yield from _walk(path, f"{prefix}{path.name}/", (*being_walked, target))
+            if target not in ancestors:
+                yield from _walk(path, f"{prefix}{path.name}/", (*ancestors, target))
         else:
             yield path, prefix + path.name
 
 
-def _known_file(path: Path) -> SourceFile:
-    written = _how_written(path)
-    if not written:
-        raise CorpusError(f"'{printable(str(path))}' is of an unknown kind; memlens reads {_READABLE}")
-    return SourceFile(path, printable(path.name), *written)
-
-
-def _how_written(path: Path) -> tuple[str, str] | None:
-    name = path.name.lower()
-    compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
-    name = name.removesuffix(compression)
-    kind = next((ending for ending in KINDS if name.endswith(ending)), None)
-    return (kind, compression) if kind else None
+def _source_file(path: Path, name: str) -> SourceFile | None:
+    """Return the file with its type, or None if its ending is unknown."""
+    ending = path.name.lower()
+    compression = next((suffix for suffix in COMPRESSIONS if ending.endswith(suffix)), "")
+    kind = next((suffix for suffix in KINDS if ending.removesuffix(compression).endswith(suffix)), None)
+    return SourceFile(path, printable(name), kind, compression) if kind else None
 
 
 class ByteStream(Protocol):
@@ -131,7 +125,7 @@ def open_raw(file: SourceFile) -> IO[bytes]:
     """Open the bytes on disk. Raises CorpusError for a pipe or a device, which may never end."""
     try:
         if file.path.exists() and not file.path.is_file():
-            raise CorpusError(f"'{file.shown}' is not a regular file; copy its text to a file first")
+            raise CorpusError(f"'{file.label}' is not a regular file; copy its text to a file first")
         return file.path.open("rb")
     except OSError as problem:
         raise unreadable(file, problem) from None
@@ -154,11 +148,11 @@ def open_bytes(file: SourceFile) -> Iterator[ByteStream]:
 
 def unreadable(file: SourceFile, problem: OSError) -> CorpusError:
     reason = problem.strerror or printable(str(problem))
-    return CorpusError(f"'{file.shown}' cannot be read: {reason}; check the path and its permissions")
+    return CorpusError(f"'{file.label}' cannot be read: {reason}; check the path and its permissions")
 
 
 def read_chunks(file: SourceFile, stream: ByteStream) -> Iterator[bytes]:
-    """Yield chunks of at most CHUNK bytes. Raises CorpusError where a compressed file is broken."""
+    """Yield chunks of at most CHUNK bytes. Raises CorpusError if a compressed file is damaged."""
     while True:
         try:
             chunk = stream.read(CHUNK)
@@ -167,7 +161,8 @@ def read_chunks(file: SourceFile, stream: ByteStream) -> Iterator[bytes]:
                 raise unreadable(file, problem) from None
             reason = printable(str(problem))
             raise CorpusError(
-                f"'{file.shown}' is truncated or not a {file.compression} file ({reason}); fetch or compress it again"
+                f"'{file.label}' is truncated or not a {file.compression} file ({reason}); download or compress it "
+                "again"
             ) from None
         if not chunk:
             return
@@ -179,19 +174,19 @@ def read_lines(file: SourceFile, *, blank: bool = True) -> Iterator[tuple[int, s
     with open_bytes(file) as stream:
         for number, raw in _split_lines(_without_mark(read_chunks(file, stream)), blank=blank):
             if len(raw) > LINE_LIMIT:
-                raise too_long(f"'{file.shown}' line {number}")
+                raise too_long(f"'{file.label}' line {number}")
             yield number, _decode(file, number, raw)
 
 
 def too_long(place: str) -> CorpusError:
     return CorpusError(
-        f"{place}: longer than the {LINE_LIMIT >> 20} million characters that one text may have; divide it into several"
+        f"{place}: longer than {LINE_LIMIT >> 20} million characters, the limit for one text; split it into several"
     )
 
 
 def _without_mark(chunks: Iterator[bytes]) -> Iterator[bytes]:
     head = b""
-    for chunk in chunks:  # a decompressor may return less than three bytes at first
+    for chunk in chunks:  # the first chunk of a decompressor may be shorter than the mark
         head += chunk
         if len(head) >= len(_BYTE_ORDER_MARK):
             break
@@ -200,8 +195,11 @@ def _without_mark(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _split_lines(chunks: Iterator[bytes], *, blank: bool = True) -> Iterator[tuple[int, bytes]]:
-    """Yield lines with their numbers. Chunks of empty lines, of which a small .gz has many, are skipped at once."""
-    pending: list[bytes] = []  # pieces of a line that began in an earlier chunk, joined once
+    """Yield lines with their numbers, from 1.
+
+    If `blank` is False, a chunk of empty lines is skipped without splitting it: a small .gz file can have millions.
+    """
+    pending: list[bytes] = []  # the pieces of a line that began in an earlier chunk
     number, size = 1, 0
     after_return = False
     for chunk in chunks:
@@ -215,15 +213,15 @@ def _split_lines(chunks: Iterator[bytes], *, blank: bool = True) -> Iterator[tup
         if not blank and not size and not chunk.strip(b"\n"):
             number += len(chunk)
             continue
-        first, *others = chunk.split(b"\n")
+        first, *following = chunk.split(b"\n")
         pending.append(first)
         size += len(first)
-        if others:
-            for line in (b"".join(pending), *others[:-1]):
+        if following:
+            for line in (b"".join(pending), *following[:-1]):
                 if line or blank:
                     yield number, line
                 number += 1
-            pending, size = [others[-1]], len(others[-1])
+            pending, size = [following[-1]], len(following[-1])
         if b"\0" in pending[-1] or size > LINE_LIMIT:
             break  # reject it now: binary data may have no line end for gigabytes
     if any(pending):
@@ -233,14 +231,14 @@ def _split_lines(chunks: Iterator[bytes], *, blank: bool = True) -> Iterator[tup
 def _decode(file: SourceFile, number: int, raw: bytes) -> str:
     if b"\0" in raw:
         raise CorpusError(
-            f"'{file.shown}' line {number}: holds a NUL at byte {raw.index(0) + 1} of the line; "
-            "remove it, or if the file is UTF-16 convert it with iconv -t UTF-8"
+            f"'{file.label}' line {number}: NUL at byte {raw.index(0) + 1} of the line; "
+            "remove it, or convert a UTF-16 file with iconv -t UTF-8"
         )
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as problem:
         raise CorpusError(
-            f"'{file.shown}' line {number}: not UTF-8 at byte {problem.start + 1} of the line "
+            f"'{file.label}' line {number}: not UTF-8 at byte {problem.start + 1} of the line "
             f"(0x{raw[problem.start]:02x}); convert the file with iconv -t UTF-8"
         ) from None
 
@@ -252,7 +250,7 @@ _ROWS = 256  # rows of a .parquet file in memory; fewer if texts are long
 
 @dataclass(frozen=True)
 class Passage:
-    """A paragraph or document and its place, such as `file.txt:12`, relative to the given folder."""
+    """A paragraph or document and its place, such as `file.txt:12`, relative to the source folder."""
 
     text: str
     source: str
@@ -274,7 +272,7 @@ def read_whole(file: SourceFile) -> Iterator[Passage]:
         size += len(line) + 1
         if size > DOCUMENT_LIMIT:
             raise CorpusError(
-                f"'{file.shown}' holds more than {DOCUMENT_LIMIT >> 20} million characters, too many for one document; "
+                f"'{file.label}' has more than {DOCUMENT_LIMIT >> 20} million characters, the limit for one document; "
                 "write one document per line as .jsonl, or use --unit block:N"
             )
     if text := "\n".join(lines).strip():
@@ -282,7 +280,7 @@ def read_whole(file: SourceFile) -> Iterator[Passage]:
 
 
 def read_for_blocks(file: SourceFile) -> Iterator[Passage]:
-    """Yield a .txt file that is cut into blocks: one document, or several that end with a line if it is long."""
+    """Yield a .txt file as one document, or a long one as several that end at a line end."""
     lines: list[str] = []
     first, size = 1, 0
     for number, line in read_lines(file):
@@ -304,14 +302,16 @@ def read_jsonl(file: SourceFile, column: str) -> Iterator[Passage]:
     for number, line in read_lines(file, blank=False):
         if not line.strip():
             continue
-        place = f"'{file.shown}' line {number}"
+        place = f"'{file.label}' line {number}"
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as problem:
             reason = f"{problem.msg} at column {problem.colno}" if isinstance(problem, JSONDecodeError) else problem
-            raise CorpusError(f"{place}: not JSON ({reason}); write one object or string a line") from None
+            raise CorpusError(f"{place}: not JSON ({reason}); write one object or string per line") from None
         if not isinstance(record, dict | str):
-            raise CorpusError(f"{place}: a JSON {_json_name(record)}, not an object or a string; write one a line")
+            raise CorpusError(
+                f"{place}: a JSON {_json_name(record)}, not an object or a string; write one object or string per line"
+            )
         value = record if isinstance(record, str) else pick_column(record, column, place)
         if text := check_text(value, column, place):
             yield Passage(text, f"{file.name}:{number}")
@@ -332,53 +332,53 @@ def read_parquet(file: SourceFile, column: str) -> Iterator[Passage]:
             ):
                 for scalar in batch.column(0):
                     number += 1
-                    place = f"'{file.shown}' record {number}"
+                    place = f"'{file.label}' record {number}"
                     if text := check_text(_as_text(scalar, place), column, place):
                         yield Passage(text, f"{file.name}:{number}")
     except (pyarrow.ArrowException, OSError) as problem:
         reason = printable(str(problem).strip().split("\n")[0])
         raise CorpusError(
-            f"'{file.shown}' record {number + 1}: not a whole .parquet file ({reason}); fetch or write it again"
+            f"'{file.label}' record {number + 1}: damaged or not a .parquet file ({reason}); download or write it again"
         ) from None
 
 
 def _rows_at_once(table: Any, column: str) -> int:
-    """Return the number of rows to read at once, fewer if the texts of a row group are long."""
+    """Return the number of rows to read at once: fewer if the texts of a row group are long."""
     rows = _ROWS
     for number in range(table.metadata.num_row_groups):
         group = table.metadata.row_group(number)
         chunks = [group.column(place) for place in range(group.num_columns)]
-        packed = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == column)
-        rows = min(rows, LINE_LIMIT * group.num_rows // max(packed, 1))
+        size = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == column)
+        rows = min(rows, LINE_LIMIT * group.num_rows // max(size, 1))
     return max(rows, 1)
 
 
 @contextmanager
 def _seekable(file: SourceFile) -> Iterator[IO[bytes]]:
-    """Open a .parquet file, which is read from its end. A compressed one is unpacked to a temporary file."""
+    """Open a .parquet file for reading from its end. A compressed one is decompressed to a temporary file."""
     if not file.compression:
         with open_raw(file) as raw:
             yield raw
         return
-    with open_bytes(file) as stream, tempfile.TemporaryFile() as unpacked:
+    with open_bytes(file) as stream, tempfile.TemporaryFile() as plain_file:
         for chunk in read_chunks(file, stream):
-            unpacked.write(chunk)
-        unpacked.seek(0)
-        yield unpacked
+            plain_file.write(chunk)
+        plain_file.seek(0)
+        yield plain_file
 
 
 def _check_column(schema: Any, column: str, file: SourceFile) -> None:
     import pyarrow.types as types
 
-    place = f"'{file.shown}' record 1"
+    place = f"'{file.label}' record 1"
     pick_column(dict.fromkeys(schema.names), column, place)
     if schema.names.count(column) > 1:
         raise CorpusError(f"{place}: column '{column}' exists more than once; rename one of them")
-    found = schema.field(column).type
-    plain = found.value_type if types.is_dictionary(found) else found
+    column_type = schema.field(column).type
+    plain = column_type.value_type if types.is_dictionary(column_type) else column_type
     tests = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
     if not any(test(plain) for test in tests):
-        raise CorpusError(f"{place}: column '{column}' is {found}, not text; name a text column with --column")
+        raise CorpusError(f"{place}: column '{column}' is {column_type}, not text; name a text column with --column")
 
 
 def _as_text(scalar: Any, place: str) -> object:
@@ -389,7 +389,7 @@ def _as_text(scalar: Any, place: str) -> object:
 
 
 def pick_column(record: dict[str, Any], column: str, place: str) -> object:
-    """Return the value of the column. Raises CorpusError that lists the columns of the record."""
+    """Return the value of the column. Raises CorpusError, with the columns of the record, if it is missing."""
     if column not in record:
         columns = printable(", ".join(map(str, record)))[:200] or "none"
         raise CorpusError(f"{place}: no column '{column}'; choose one of its columns with --column: {columns}")
@@ -406,13 +406,13 @@ def check_text(value: object, column: str, place: str) -> str:
     if len(value) > LINE_LIMIT:
         raise too_long(place)
     if "\0" in value:
-        raise CorpusError(f"{place}: the text holds a NUL at character {value.index(chr(0)) + 1}; remove it")
+        raise CorpusError(f"{place}: NUL at character {value.index(chr(0)) + 1} of the text; remove it")
     try:
         value.encode()
     except UnicodeEncodeError as problem:
         code = f"U+{ord(value[problem.start]):04X}"
         raise CorpusError(
-            f"{place}: the text holds half a surrogate pair ({code}) at character {problem.start + 1}; remove it"
+            f"{place}: unpaired surrogate ({code}) at character {problem.start + 1} of the text; remove it"
         ) from None
     return value.strip()
 
@@ -427,8 +427,8 @@ def read_hub(spec: HubSpec, column: str) -> Iterator[Passage]:
     datasets = _import_datasets(spec)
     try:
         records = iter(datasets.load_dataset(spec.name, spec.config, split=spec.split, streaming=True))
-    except Exception as problem:  # the package raises errors of its own, of the network and of file formats
-        raise _refuse(spec, problem) from problem
+    except Exception as problem:  # the package raises its own errors and those of the network and of file formats
+        raise _hub_error(spec, problem) from problem
     number = 0
     while True:
         number += 1
@@ -437,19 +437,19 @@ def read_hub(spec: HubSpec, column: str) -> Iterator[Passage]:
         except StopIteration:
             return
         except Exception as problem:
-            raise _refuse(spec, problem, f" record {number}") from problem
+            raise _hub_error(spec, problem, f" record {number}") from problem
         place = f"'{spec}' record {number}"
         if text := check_text(pick_column(record, column, place), column, place):
             yield Passage(text, f"{spec}:{number}")
 
 
 def hub_fingerprint(spec: HubSpec) -> str:
-    """Return a text that changes with the dataset: the Hub's commit, or the package's hash of local files."""
+    """Return a string that changes with the dataset: the Hub's commit, or the package's hash of local files."""
     datasets = _import_datasets(spec)
     try:
         builder = datasets.load_dataset_builder(spec.name, spec.config)
     except Exception as problem:
-        raise _refuse(spec, problem) from problem
+        raise _hub_error(spec, problem) from problem
     return f"{builder.hash} {builder.config_id}"
 
 
@@ -460,9 +460,9 @@ def _import_datasets(spec: HubSpec) -> ModuleType:
     return module
 
 
-def _refuse(spec: HubSpec, problem: Exception, place: str = "") -> CorpusError:
+def _hub_error(spec: HubSpec, problem: Exception, place: str = "") -> CorpusError:
     reason = printable(str(problem).strip().split("\n")[0])[:300]
-    what = f"corpus '{spec}'{place} cannot be read: {type(problem).__name__}: {reason}"
-    at_the_cache = isinstance(problem, OSError) and problem.filename is not None  # the cache of `datasets`
-    advice = "set HF_HOME to a folder where you may write" if at_the_cache else "check name, config, split and network"
-    return CorpusError(f"{what}; {advice}")
+    message = f"corpus '{spec}'{place} cannot be read: {type(problem).__name__}: {reason}"
+    is_cache_error = isinstance(problem, OSError) and problem.filename is not None  # the cache of `datasets`
+    advice = "set HF_HOME to a writable folder" if is_cache_error else "check name, config, split and network"
+    return CorpusError(f"{message}; {advice}")

@@ -39,10 +39,10 @@ def find_repeats(
     dedup: str,
     check_stop: Callable[[], None] = lambda: None,
 ) -> NDArray[np.int32]:
-    """Return, for each of `count` sentences, how many of its first tokens an earlier sentence also begins with.
+    """Return, for each of `count` sentences, the length of its longest prefix that an earlier sentence begins with.
 
-    Prefixes nest: if the first n tokens occurred before, so did all shorter prefixes. One number per sentence is
-    therefore enough. With dedup "sentence" it is the sentence's length if an earlier sentence is identical, else 0.
+    One number per sentence is enough: if the first n tokens occurred before, so did all shorter prefixes. With dedup
+    "sentence", it is the length of the sentence if an earlier one is identical, else 0.
 
     Args:
         chunks: Sentence ids and the int32 tokens of each sentence as bytes.
@@ -90,7 +90,7 @@ def _shared_lengths(database: duckdb.DuckDBPyConnection, check_stop: Callable[[]
 def _shared_with_previous(tokens: NDArray[np.int32], lengths: Ints) -> Ints:
     """Return how many first tokens each sentence shares with the one before it.
 
-    All pairs that agree so far are compared at one position at a time. Few long pairs are finished one by one.
+    All pairs that still agree are compared at one position at a time. When few are left, they are compared one by one.
     """
     shared = np.zeros(len(lengths), np.int64)
     begins = np.cumsum(lengths) - lengths
@@ -103,19 +103,20 @@ def _shared_with_previous(tokens: NDArray[np.int32], lengths: Ints) -> Ints:
         shared[equal] = position
         equal = equal[shorter[equal - 1] > position]
     for pair in equal.tolist():
-        left, right = (tokens[begins[i] + position :][: shorter[pair - 1] - position] for i in (pair - 1, pair))
-        differs = left != right
-        shared[pair] = position + (int(differs.argmax()) if differs.any() else len(left))
+        first, second = (tokens[begins[i] + position :][: shorter[pair - 1] - position] for i in (pair - 1, pair))
+        differs = first != second
+        shared[pair] = position + (int(differs.argmax()) if differs.any() else len(first))
     return shared
 
 
 def _longest_shared(batches: Iterable[Ints]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield ids and the longest prefix that any sentence of lower id shares.
+    """Yield sentence ids, and the length of the longest prefix that each shares with any sentence of lower id.
 
-    In sorted order, two sentences share the minimum of what neighbors between them share. So the best earlier sentence
-    is the nearest one of lower id to the left or to the right. The stack holds sentences by rising id, each with the
-    number of tokens shared with the one below it, which rises as well. If a new sentence shares no more than that with
-    the top, it shares as much with the one below, which is earlier, and so do all that follow: the top is finished.
+    In sorted order, the number of tokens that two sentences share is the minimum over the neighbors between them. The
+    best earlier sentence is therefore the nearest one of lower id to the left or to the right. The stack holds
+    sentences in ascending order of id, each with the number of tokens that it shares with the one below, which is
+    ascending too. If a new sentence shares no more than that with the top, it shares as much with the one below, which
+    has a lower id, and so do all sentences after it. The top is then finished.
     """
     ids, links = [-1], [-1]  # a sentinel, so that the stack is never empty
     for batch in batches:
@@ -137,7 +138,7 @@ def _longest_shared(batches: Iterable[Ints]) -> Iterator[tuple[list[int], list[i
 
 
 def _identical(batches: Iterable[Ints]) -> Iterator[tuple[Ints, Ints]]:
-    """Yield ids and lengths of sentences that equal an earlier one, which is their neighbor in sorted order."""
+    """Yield ids and lengths of sentences that equal an earlier one. Equal sentences are neighbors in sorted order."""
     previous_length = -1
     for ids, lengths, shared in batches:
         is_same = (shared == lengths) & (shared == np.concatenate(([previous_length], lengths[:-1])))

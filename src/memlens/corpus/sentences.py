@@ -1,14 +1,14 @@
-"""Cuts passages into units, units into sentences of tokens with ids, and sentences into batches; fingerprints a corpus.
+"""Cuts passages into units, units into sentences of tokens, and sentences into batches. Fingerprints a corpus.
 
-    sentence   each line of a passage cut by sentencex; a line break always ends a sentence, in every kind of file
+    sentence   each line of a passage, cut by sentencex. A line break always ends a sentence
     line       each line
     document   a .txt file, a .jsonl record, a .parquet row
     block:N    documents cut into N tokens each
 
-Units are stripped of surrounding whitespace, and blank units are skipped. A Sentence is the text that is scanned at
-once: a sentence, line, document or block. Its id depends only on the corpus and its settings. Batches depend only on
-their sentences, so a scan gives the same bytes on every machine. Padding is token 0 on the right, where the earlier
-positions of a causal model cannot see it.
+Units are stripped of surrounding whitespace, and blank units are skipped. A Sentence is the text that the model reads
+at once: a sentence, line, document or block. Its id depends only on the corpus and its settings. Batches depend only on
+their sentences, so a scan gives the same bytes on every machine. Padding is token 0 on the right, where earlier
+positions of a causal model cannot attend to it.
 """
 
 import hashlib
@@ -42,8 +42,7 @@ from memlens.settings import CorpusSettings, HubSpec, is_hub_source
 
 _LINE_END = re.compile(r"\r\n|\r|\n")  # not str.splitlines, which also cuts at form feeds and U+2028
 _WIDE_SPACE = re.compile(r"[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")  # spaces of several bytes
-# Characters that are encoded at once. Tokens with their ends use about 300 bytes per character.
-_PIECE = 1 << 18
+_PIECE = 1 << 18  # characters to encode at once; tokens and their ends use about 300 bytes per character
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class TextUnit:
 
 
 def read_passages(settings: CorpusSettings) -> Iterator[Passage]:
-    """Yield every passage: sources in the given order, folders sorted, with a chunk of one file in memory."""
+    """Yield every passage in reading order: sources as listed, folders sorted. One chunk of a file is in memory."""
     for source in settings.sources:
         if is_hub_source(source):
             yield from read_hub(HubSpec.parse(source), settings.column)
@@ -80,7 +79,7 @@ def read_units(settings: CorpusSettings) -> Iterator[TextUnit]:
 
 
 def cut_units(passages: Iterable[Passage], settings: CorpusSettings) -> Iterator[TextUnit]:
-    """Yield the units of passages. The units of a passage depend on nothing else."""
+    """Yield the units of passages. The units of a passage depend only on that passage."""
     if settings.unit == "document" or settings.block:
         for passage in passages:
             yield TextUnit(passage.text, passage.source)
@@ -95,8 +94,8 @@ def cut_units(passages: Iterable[Passage], settings: CorpusSettings) -> Iterator
 def cut_sentences(line: str, language: str) -> Iterator[str]:
     """Yield the sentences of a line. Joined, they are the line.
 
-    sentencex 1.0 panics if a wide space stands between a capital letter and a full stop. It gets plain spaces instead,
-    and the line is cut at the lengths that it returns.
+    sentencex 1.0 panics at a wide space between a capital letter and a full stop. Wide spaces are therefore replaced by
+    plain ones, and the original line is cut at the lengths that sentencex returns.
     """
     from sentencex import segment
 
@@ -108,10 +107,10 @@ def cut_sentences(line: str, language: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Sentence:
-    """A text that is scanned at once.
+    """A text that the model reads at once.
 
     text    the unit, or the part of it that the tokens cover if tokens were dropped or the unit was cut into blocks
-    ends    the offset in `text` at which each token ends; never decreasing
+    ends    the offset in `text` at which each token ends, in ascending order
     cut     number of tokens that were dropped because they exceed the context
     """
 
@@ -138,21 +137,21 @@ def tokenize_units(
         units: The units.
         encode: The tokenizer.
         max_length: Most tokens of a sentence (the context without BOS). Longer sentences are cut.
-        max_tokens: Stop after the sentence that reaches this number of tokens in total. It is kept whole.
+        max_tokens: Stop after the sentence that reaches this number of tokens in total. It is not cut.
         block: Cut every unit into consecutive blocks of this number of tokens. The last one may be shorter.
-        batch: Units that are encoded at once.
+        batch: Units to encode at once.
     """
     check_lengths(max_length, block)
     return _sentences(_parts(units, encode, max_length, block, batch), max_tokens)
 
 
 def check_lengths(max_length: int | None, block: int | None) -> None:
-    """Raise SettingError for lengths that are impossible."""
+    """Raise SettingError for a maximum length below 1, or a block that is longer than the maximum length."""
     if max_length is not None and max_length < 1:
         raise SettingError(f"max length is {max_length}; it must be at least 1")
     if block and max_length and block > max_length:
         raise SettingError(
-            f"unit block:{block} is longer than the {max_length} tokens that fit; use block:{max_length} or less"
+            f"--unit is block:{block}, but the model reads at most {max_length} tokens; use block:{max_length} or less"
         )
 
 
@@ -184,36 +183,33 @@ def _parts(
     batch: int,
 ) -> Iterator[_Part]:
     for group in _groups(units, batch):
-        for unit, pieces in _encoded(group, encode):
+        texts = [unit.text for unit in group if len(unit.text) <= _PIECE]
+        short = iter(encode(texts) if texts else ())
+        for unit in group:
+            pieces = _encode_long(unit.text, encode) if len(unit.text) > _PIECE else (next(short),)
             if block:
                 yield from _cut_blocks(unit, pieces, block)
             elif part := _cut_to_length(unit, pieces, max_length):
                 yield part
 
 
-def _encoded(
-    group: Sequence[TextUnit], encode: Callable[[Sequence[str]], Sequence[EncodedText]]
-) -> Iterator[tuple[TextUnit, Iterable[EncodedText]]]:
-    """Yield each unit with its tokens. Those of a long unit are encoded piece by piece on demand."""
-    texts = [unit.text for unit in group if len(unit.text) <= _PIECE]
-    short = iter(encode(texts) if texts else ())
-    for unit in group:
-        yield unit, _encoded_pieces(unit.text, encode) if len(unit.text) > _PIECE else (next(short),)
+def _encode_long(text: str, encode: Callable[[Sequence[str]], Sequence[EncodedText]]) -> Iterator[EncodedText]:
+    """Yield the tokens of a long text piece by piece.
 
-
-def _encoded_pieces(text: str, encode: Callable[[Sequence[str]], Sequence[EncodedText]]) -> Iterator[EncodedText]:
-    """Yield pieces that begin at white space, where tokenizers cut as well, or anywhere if there is none."""
+    A piece begins at white space, where tokenizers cut as well, or anywhere if there is none.
+    """
     begin = 0
     while begin < len(text):
         end = begin + _PIECE
         if end < len(text) and (space := text.rfind(" ", begin + _PIECE // 2, end + 1)) > 0:
-            end = begin + (len(text[begin:space].rstrip()) or _PIECE)  # not inside a run of white space
+            end = begin + (len(text[begin:space].rstrip()) or _PIECE)  # at the start of a run of white space
         encoded = encode([text[begin:end]])[0]
-        yield EncodedText(encoded.ids, [begin + own for own in encoded.ends])
+        yield EncodedText(encoded.ids, [begin + offset for offset in encoded.ends])
         begin = end
 
 
 def _groups(units: Iterable[TextUnit], batch: int) -> Iterator[list[TextUnit]]:
+    """Yield units that are encoded together: `batch` of them, or fewer if they are long."""
     group: list[TextUnit] = []
     characters = 0
     for unit in units:
@@ -242,13 +238,13 @@ def _cut_to_length(unit: TextUnit, pieces: Iterable[EncodedText], max_length: in
 
 
 def _cut_blocks(unit: TextUnit, pieces: Iterable[EncodedText], block: int) -> Iterator[_Part]:
-    """Yield consecutive blocks of tokens. Their joined texts are the unit's text, and no token is lost.
+    """Yield consecutive blocks of tokens. Their joined texts are the text of the unit, and no token is lost.
 
     If a block ends inside a character (byte tokens), the character belongs to that block, and the first tokens of the
     next block end at offset 0 of its text.
     """
     begin = 0
-    ids: list[int] = []  # of blocks that are not complete; the last block gets the rest of the text
+    ids: list[int] = []  # of incomplete blocks; the last block gets the rest of the text
     ends: list[int] = []
     for encoded in pieces:
         ids += encoded.ids
@@ -256,8 +252,8 @@ def _cut_blocks(unit: TextUnit, pieces: Iterable[EncodedText], block: int) -> It
         full = max(len(ids) - 1, 0) // block * block
         for first in range(0, full, block):
             finish = ends[first + block - 1]
-            own = [end - begin for end in ends[first : first + block]]
-            yield _Part(unit.text[begin:finish], ids[first : first + block], own, unit.source)
+            block_ends = [end - begin for end in ends[first : first + block]]
+            yield _Part(unit.text[begin:finish], ids[first : first + block], block_ends, unit.source)
             begin = finish
         del ids[:full], ends[:full]
     if ids:
@@ -265,7 +261,7 @@ def _cut_blocks(unit: TextUnit, pieces: Iterable[EncodedText], block: int) -> It
 
 
 def corpus_fingerprint(settings: CorpusSettings) -> str:
-    """Return a sha256 over the names and bytes of the files in reading order, and over unit, column and language."""
+    """Return a SHA-256 over the names and bytes of the files in reading order, and over unit, column and language."""
     entries: list[list[str]] = [["settings", settings.unit, settings.column, settings.language]]
     for source in settings.sources:
         if is_hub_source(source):
@@ -273,7 +269,7 @@ def corpus_fingerprint(settings: CorpusSettings) -> str:
             entries.append(["hub", str(spec), hub_fingerprint(spec)])
         else:
             entries.extend(["file", file.name, _digest(file)] for file in list_files(source))
-    # JSON separates the parts, so that different corpora have different texts
+    # JSON separates the parts, so that different corpora are hashed as different strings
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
@@ -303,15 +299,15 @@ class ScanSentence:
     fresh_from: int = 0
 
 
-_SMALLEST = 8  # a batch may end early after an eighth of the places that it could have
-_LEAST_FILL = 0.96
+_SMALLEST = 8  # a batch may end early if it has an eighth of the places that it could have
+_LEAST_FILL = 0.96  # share of places with tokens; a batch ends early instead of falling below
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
     """A rectangle of tokens for one forward pass, one sentence per row."""
 
-    tokens: np.ndarray  # int64 [batch, pos]; BOS if it is fed, then the sentence, then zeros
+    tokens: np.ndarray  # int64 [batch, pos]; BOS if the model is fed one, then the sentence, then zeros
     sentences: np.ndarray  # int64 [batch]; ids
     lengths: np.ndarray  # int64 [batch]; tokens without BOS
 
@@ -323,7 +319,7 @@ def cut_batches(sentences: Sequence[tuple[int, np.ndarray]], batch_tokens: int, 
     shorter sentences would need too much padding and it is large enough for a forward pass.
     """
     ordered = sorted(sentences, key=lambda sentence: (-len(sentence[1]), sentence[0]))
-    widths = [len(own) + (bos is not None) for _, own in ordered]  # falling
+    widths = [len(tokens) + (bos is not None) for _, tokens in ordered]  # descending
     batches = []
     first = 0
     while first < len(ordered):
@@ -338,14 +334,14 @@ def _count_rows(widths: Sequence[int], first: int, batch_tokens: int) -> int:
     width = widths[first]
     filled = width
     rows = 1
-    for own in islice(widths, first + 1, None):
+    for tokens in islice(widths, first + 1, None):
         places = (rows + 1) * width
         if places > batch_tokens:
             break
         is_worth_a_pass = rows * width * _SMALLEST >= batch_tokens
-        if is_worth_a_pass and filled + own < _LEAST_FILL * places:
+        if is_worth_a_pass and filled + tokens < _LEAST_FILL * places:
             break
-        filled += own
+        filled += tokens
         rows += 1
     return rows
 
@@ -356,7 +352,7 @@ def _fill(sentences: Sequence[tuple[int, np.ndarray]], width: int, bos: int | No
     if bos is not None:
         tokens[:, 0] = bos
         start = 1
-    for row, (_, own) in zip(tokens, sentences, strict=True):
-        row[start : start + len(own)] = own
+    for row, (_, ids_) in zip(tokens, sentences, strict=True):
+        row[start : start + len(ids_)] = ids_
     ids = np.array([sentence for sentence, _ in sentences], dtype=np.int64)
-    return Batch(tokens, ids, np.array([len(own) for _, own in sentences], dtype=np.int64))
+    return Batch(tokens, ids, np.array([len(ids_) for _, ids_ in sentences], dtype=np.int64))

@@ -1,13 +1,13 @@
-"""The text of an index: Parquet for people, flat arrays for the scan.
+"""Stores the text of an index: as Parquet for users, and as flat arrays for the scan.
 
     corpus.parquet       sentence, text, tokens, ends, source, cut
     tokens.bin           all tokens, one sentence after another, int32
-    offsets.npy          where each sentence starts in them, and the end
+    offsets.npy          position of each sentence in tokens.bin, and the end of the last one
     fresh_from.npy       first new position of each sentence
-    corpus.json          counts and checksums; written last, so the text is complete if it exists
-    batches.npz          number of batches in each window; computed from the others
+    corpus.json          counts and checksums; written last, so the text is complete if this file exists
+    batches.npz          number of batches in each window, computed from the other files
 
-A window is `settings.WINDOW` sentences that are cut into batches together. The flat arrays are memory-mapped: memory
+A window is `settings.WINDOW` sentences that are cut into batches together. The flat arrays are memory-mapped, so memory
 does not grow with the corpus.
 """
 
@@ -86,15 +86,15 @@ class CorpusStore:
         for name, facts in store.files.items():
             path = folder / name
             if name == CORPUS and not path.exists():
-                path = folder.parent / name  # a process that was killed while it published has moved it
+                path = folder.parent / name  # moved there by a process that was killed while publishing
             if not is_as_noted(path, facts):
                 raise _damaged(path)
         return store
 
     def check_unchanged(self) -> None:
-        """Raise IndexFolderError if a mapped file has changed: results computed from it would be wrong."""
+        """Raise IndexFolderError if a mapped file has changed since it was opened, which makes results wrong."""
         if self._current_stamps() != self._stamps:
-            raise IndexFolderError(f"{self.folder} was changed while it was scanned; start over with --fresh")
+            raise IndexFolderError(f"{self.folder} was changed during the scan; start over with --fresh")
 
     def _current_stamps(self) -> list[FileStamp | None]:
         return [file_stamp(self.folder / name) for name in FLAT]
@@ -122,7 +122,7 @@ class CorpusStore:
     def batches(
         self, count: Callable[[int, list[ScanSentence]], int], check_stop: Callable[[], None]
     ) -> NDArray[np.int32]:
-        """Return the number of batches in each window, as `count(number, sentences)` computes it. Computed once."""
+        """Return the number of batches in each window. `count(number, sentences)` computes it; the result is saved."""
         path = self.folder / BATCHES
         if path.is_file():
             return read_batches(path)
@@ -131,7 +131,7 @@ class CorpusStore:
             counts[number] = count(number, self.window(number))
             check_stop()
         with replacing(path) as beside, beside.open("wb") as handle:
-            np.savez(handle, batches=counts)  # an archive contains a checksum, a plain array does not
+            np.savez(handle, batches=counts)  # an .npz file has a checksum, an .npy file does not
         return counts
 
     def next_tokens(self, sentences: NDArray[np.int64], positions: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -147,7 +147,7 @@ def read_batches(path: Path) -> NDArray[np.int32]:
         with np.load(path, allow_pickle=False) as saved:
             batches: NDArray[np.int32] = saved["batches"]
     except Exception as error:  # a damaged archive fails in many ways
-        raise IndexFolderError(f"{path} is damaged; remove this one file and run the command again") from error
+        raise IndexFolderError(f"{path} is damaged; remove this file and run the command again") from error
     return batches
 
 
@@ -189,9 +189,9 @@ def store_corpus(
         folder: Folder to write to. Files that an interrupted call left there are replaced.
         corpus: Sources and units.
         tokenizer: The tokenizer.
-        stamps: Stamps of the files when the corpus fingerprint was computed.
-        vocabulary: Number of tokens that the model has.
-        model_name: Name of the model, for messages.
+        stamps: Stamps of the files at the time of the corpus fingerprint.
+        vocabulary: Number of tokens in the model's vocabulary.
+        model_name: Name of the model for error messages.
         max_length: Most tokens of a sentence.
         max_tokens: Most tokens in total.
         dedup: "prefix", "sentence" or "none" (see `find_repeats`).
@@ -200,8 +200,8 @@ def store_corpus(
         check_stop: Called several times per second; may raise.
 
     Raises:
-        CorpusError: The corpus has no text, or a file changed while it was read.
-        SettingError: The tokenizer produces tokens that the model does not have.
+        CorpusError: The corpus has no text, or a file changed while it was being read.
+        SettingError: The tokenizer produces tokens that are not in the model's vocabulary.
     """
     chunks = encode_corpus(
         corpus, tokenizer, max_length=max_length, max_tokens=max_tokens, processes=processes, check_stop=check_stop
@@ -213,9 +213,9 @@ def store_corpus(
                 _check_vocabulary(chunk, vocabulary, model_name)
                 yield chunk
             now = corpus_stamps(corpus)
-            changed = [name for name in sorted({*now, *stamps}) if now.get(name) != stamps.get(name)]
-            if changed:
-                raise CorpusError(f"{changed[0]} changed while it was read; run the same command again")
+            changed_files = [name for name in sorted({*now, *stamps}) if now.get(name) != stamps.get(name)]
+            if changed_files:
+                raise CorpusError(f"{changed_files[0]} changed while it was being read; run the same command again")
 
         write_corpus(folder, checked_chunks(), dedup, on_bytes)
     return CorpusStore(folder)
@@ -226,8 +226,8 @@ def _check_vocabulary(chunk: EncodedChunk, vocabulary: int, model_name: str) -> 
     if largest >= vocabulary:
         row = next(row for row in chunk.rows.to_pylist() if max(row["tokens"]) >= vocabulary)
         raise SettingError(
-            f"the tokenizer gives token {max(row['tokens'])} at {row['source']}, but {model_name} has only "
-            f"{vocabulary}; use the tokenizer that belongs to the model"
+            f"the tokenizer produces token {max(row['tokens'])} at {row['source']}, but {model_name} has only "
+            f"{vocabulary} tokens; use the model's own tokenizer"
         )
 
 
@@ -237,9 +237,9 @@ def write_corpus(
     """Write encoded chunks to a folder."""
     read = 0
 
-    def report(more: int = 0) -> None:
+    def report(count: int = 0) -> None:
         nonlocal read
-        read += more
+        read += count
         on_bytes(read)
 
     with explain_os_errors(folder / CORPUS):
@@ -251,7 +251,7 @@ def write_corpus(
 def _write_sentences(
     folder: Path, chunks: Iterable[EncodedChunk], dedup: str, on_more: Callable[[int], None]
 ) -> tuple[dict[str, Any], FileFacts]:
-    """Write every file but corpus.json. Return the counts, and the facts of corpus.parquet."""
+    """Write every file except corpus.json. Returns the counts, and the size and checksum of corpus.parquet."""
     counts = {"sentences": 0, "tokens": 0, "cut_sentences": 0, "cut_tokens": 0}
     with (
         replacing(folder / CORPUS) as corpus_path,
@@ -279,7 +279,7 @@ def _write_sentences(
             counts["cut_sentences"] += int((cut > 0).sum())
             counts["cut_tokens"] += int(cut.sum(dtype=np.int64))
         if counts["sentences"] == 0:
-            raise CorpusError("the corpus contains no text: not one token was found; check the files and --unit")
+            raise CorpusError("the corpus contains no text; check the files and --unit")
         flat.flush()
         offsets.flush()
         if dedup == "none":
@@ -293,7 +293,7 @@ def _write_sentences(
 
 
 def _windows(chunks: Iterable[EncodedChunk], on_more: Callable[[int], None]) -> Iterator[pa.Table]:
-    """Yield the rows of chunks, WINDOW at a time."""
+    """Yield the rows of chunks in tables of WINDOW rows."""
     rows = ROWS.empty_table()
     for chunk in chunks:
         rows = pa.concat_tables([rows, pa.Table.from_batches([chunk.rows])])
@@ -306,7 +306,7 @@ def _windows(chunks: Iterable[EncodedChunk], on_more: Callable[[int], None]) -> 
 
 
 class _GrowingArray:
-    """A one-dimensional .npy file that is written piece by piece, so that it is never in memory as a whole."""
+    """A one-dimensional .npy file that is written piece by piece, so that it is never in memory at once."""
 
     def __init__(self, path: Path, kind: type) -> None:
         self._file, self._kind, self.count = path.open("wb"), np.dtype(kind), 0
@@ -317,14 +317,14 @@ class _GrowingArray:
             self._file,
             {"descr": np.lib.format.dtype_to_descr(self._kind), "fortran_order": False, "shape": (self.count,)},
         )
-        assert self._file.tell() == _HEAD, "numpy leaves room in the header of an array that grows"
+        assert self._file.tell() == _HEAD, "numpy pads the header, so its size does not depend on the array's length"
 
     def add(self, piece: NDArray[Any]) -> None:
         self._file.write(piece.astype(self._kind, copy=False).tobytes())
         self.count += len(piece)
 
     def flush(self) -> None:
-        """Write buffered numbers, so that they can be read back."""
+        """Write buffered numbers to disk, so that they can be read back."""
         self._file.flush()
 
     def close(self) -> None:
@@ -334,7 +334,7 @@ class _GrowingArray:
 
 
 def _read_back(folder: Path, count: int) -> Iterator[tuple[NDArray[np.int64], list[bytes]]]:
-    """Yield ids and tokens of the sentences that are being written, one window at a time."""
+    """Yield ids and tokens of the sentences in the temporary files, one window at a time."""
     with (folder / f"{OFFSETS}.part").open("rb") as offsets, (folder / f"{TOKENS}.part").open("rb") as tokens:
         offsets.seek(_HEAD)
         end = np.frombuffer(offsets.read(8), np.int64)

@@ -201,14 +201,14 @@ def _csv_records(file: SourceFile) -> Iterator[tuple[str, dict[str, Any]]]:
         reader = csv.DictReader((f"{line}\n" for _, line in read_lines(file)), restval=None, strict=True)
         names = reader.fieldnames or []
         if len(set(names)) < len(names):
-            raise CorpusError(f"'{file.shown}': two columns have the same name; give each its own")
+            raise CorpusError(f"'{file.label}': two columns have the same name; give each its own")
         for number, record in enumerate(reader, start=1):
-            place = f"'{file.shown}' record {number}"
+            place = f"'{file.label}' record {number}"
             if None in record:
                 raise CorpusError(f"{place}: the row has more fields than the header; put texts with commas in quotes")
             yield place, record
     except csv.Error as problem:
-        raise CorpusError(f"'{file.shown}' is not a .csv file ({printable(str(problem))}); write it again") from None
+        raise CorpusError(f"'{file.label}' is not a .csv file ({printable(str(problem))}); write it again") from None
     finally:
         csv.field_size_limit(before)
 
@@ -217,7 +217,7 @@ def _json_records(file: SourceFile) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in read_lines(file):
         if not line.strip():
             continue
-        place = f"'{file.shown}' line {number}"
+        place = f"'{file.label}' line {number}"
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
