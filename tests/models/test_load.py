@@ -75,7 +75,7 @@ def test_a_checkpoint_that_changes_while_it_is_read_is_refused(folder, monkeypat
         return network
 
     monkeypatch.setattr(loading, "_read_network", meanwhile)
-    refused(ModelError, folder, "changed while it was read")
+    refused(ModelError, folder, "changed while it was being read")
 
 
 def test_a_relative_name_and_a_path_object_mean_the_same_folder(folder, monkeypatch):

@@ -43,7 +43,7 @@ def test_slightly_wrong_values_are_rejected(family):
     values = layer.groups[0].values.clone()
     values[3, 5] += 0.01
     group = showing(layer.groups[0], values=values)
-    refused_layer(model, dataclasses.replace(layer, groups=(group,)), "output", "off by")
+    refused_layer(model, dataclasses.replace(layer, groups=(group,)), "output", "the deviation is")
 
 
 def test_values_in_another_order_and_slightly_wrong_keys_are_rejected():
@@ -87,7 +87,7 @@ WRONG_DESCRIPTIONS = {
     "gelu for gelu_new": (
         ["gpt2"],
         group_with(activate=lambda block: torch.nn.functional.gelu),
-        "coefficients: off by",
+        "coefficients: the deviation is",
     ),
     "an overlooked post-norm": (["gemma2", "gemma3_text", "olmo2"], layer_with(post_norm=None), "addition"),
     "a post-norm that is not one": (
@@ -118,7 +118,7 @@ def test_a_wrong_description_of_a_layer_is_rejected(mistake, family):
 
 def test_a_part_that_never_runs_is_rejected():
     model = load(tiny_model("gpt2"), prove=False)
-    refused_with(model, 1, "never run", "layer 1", down=torch.nn.Linear(40, 24))
+    refused_with(model, 1, "does not run", "layer 1", down=torch.nn.Linear(40, 24))
 
 
 def test_a_lens_with_a_wrong_final_norm_or_without_its_soft_cap_is_rejected():

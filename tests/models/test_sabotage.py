@@ -403,7 +403,7 @@ def test_unseen_memories_are_rejected(where, dtype):
     family, sabotage, part = UNSEEN[where]
     network = tiny_model(family)
     sabotage(network)
-    with pytest.raises(UnsupportedModel, match=rf"layer 1.*: {part} works on each position alone"):
+    with pytest.raises(UnsupportedModel, match=rf"layer 1.*: {part} processes each position alone"):
         load(network.to(dtype))
 
 

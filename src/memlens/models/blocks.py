@@ -36,16 +36,16 @@ class ModuleCall:
 
     module: nn.Module
     arguments: tuple[Any, ...]
-    named: dict[str, Any]
+    keywords: dict[str, Any]
     inputs: Tensor  # the first tensor among its arguments
     output: Tensor  # the first tensor that it returned
     returned: Any  # the whole return value
 
     def again(self, inputs: Tensor) -> Tensor:
         """Run the module with another first tensor and return its output."""
-        arguments, named = with_first_input(self.arguments, self.named, inputs.clone())
+        arguments, keywords = with_first_input(self.arguments, self.keywords, inputs.clone())
         with torch.no_grad(), reject_on_error(RUNNING):
-            output: Tensor = first_output(self.module(*arguments, **named))
+            output: Tensor = first_output(self.module(*arguments, **keywords))
         return output.detach().clone()
 
     def returning(self, output: Tensor) -> Any:
@@ -67,7 +67,7 @@ class BlockCall:
         self.states = states.clone()  # the input of a re-run, float32 or finer
         self.states[1:] = noise[1:] * states[:1].square().mean().sqrt()
         self.shape: tuple[int, int] = (states.shape[0], states.shape[1])
-        self._finer = replace(call, arguments=_finer(call.arguments), named=_finer(call.named))
+        self._finer = replace(call, arguments=_finer(call.arguments), keywords=_finer(call.keywords))
 
     def run(self, states: Tensor | None = None) -> Tensor:
         """Run the block on `states` (default: the probe states) and return its output."""
@@ -114,20 +114,20 @@ def reject_on_error(step: str) -> Iterator[None]:
         raise UnsupportedModel(f"{step} ({type(error).__name__}: {reason})") from error
 
 
-def first_input(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def first_input(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Return the first tensor among positional and keyword arguments, or None."""
-    return next((value for value in (*arguments, *named.values()) if isinstance(value, Tensor)), None)
+    return next((value for value in (*arguments, *keywords.values()) if isinstance(value, Tensor)), None)
 
 
 def with_first_input(
-    arguments: tuple[Any, ...], named: dict[str, Any], inputs: Tensor
+    arguments: tuple[Any, ...], keywords: dict[str, Any], inputs: Tensor
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments with the first tensor replaced."""
-    first = first_input(arguments, named)
+    first = first_input(arguments, keywords)
     place = next((number for number, value in enumerate(arguments) if value is first), None)
     if place is None:
-        return arguments, {**named, next(name for name, value in named.items() if value is first): inputs}
-    return (*arguments[:place], inputs, *arguments[place + 1 :]), named
+        return arguments, {**keywords, next(name for name, value in keywords.items() if value is first): inputs}
+    return (*arguments[:place], inputs, *arguments[place + 1 :]), keywords
 
 
 def first_output(output: Any) -> Any:
@@ -153,14 +153,14 @@ def record_calls(modules: Iterable[nn.Module], use: Callable[[ModuleCall], None]
     """Pass every call of these modules that takes and returns a tensor to `use`, after the call."""
     open_calls: list[Tensor | None] = []
 
-    def before(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        inputs = first_input(arguments, named)
+    def before(_module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        inputs = first_input(arguments, keywords)
         open_calls.append(None if inputs is None else inputs.detach().clone())
 
-    def after(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+    def after(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         inputs, result = open_calls.pop(), first_output(output)
         if inputs is not None and result is not None:
-            use(ModuleCall(module, arguments, named, inputs, result.detach().clone(), output))
+            use(ModuleCall(module, arguments, keywords, inputs, result.detach().clone(), output))
 
     with ExitStack() as stack:
         for module in modules:
@@ -237,7 +237,7 @@ def passed_over(calls: Sequence[BlockCall], states: Tensor) -> AbstractContextMa
     """Skip the blocks: inside the context each returns `states` without running."""
 
     def forward(call: BlockCall) -> Callable[..., Any]:
-        return lambda *_arguments, **_named: call.recorded.returning(states)
+        return lambda *_arguments, **_keywords: call.recorded.returning(states)
 
     return replaced({call.block: forward(call) for call in calls})
 
@@ -313,13 +313,13 @@ class ProductMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        named = kwargs or {}
-        tensors = list(_tensors((*args, *named.values())))
+        keywords = kwargs or {}
+        tensors = list(_tensors((*args, *keywords.values())))
         names = [self._name(tensor) for tensor in tensors]
         if not any(names):
-            return func(*args, **named)
+            return func(*args, **keywords)
         if all(names):
-            output = func(*args, **named)
+            output = func(*args, **keywords)
             if isinstance(output, Tensor) and _storage(output) not in self._storages:
                 self._made[id(output)] = (next(filter(None, names)), output)
             return output
@@ -327,8 +327,8 @@ class ProductMode(TorchFunctionMode):
         inputs = next((tensor for tensor, name in pairs if not name and self._keeps(tensor)), None)
         matrix = next((name for tensor, name in pairs if name and sum(size > 1 for size in tensor.shape) > 1), None)
         if inputs is None or matrix is None:
-            return func(*args, **named)
-        return self._product(matrix, inputs.detach().clone(), lambda: func(*args, **named))
+            return func(*args, **keywords)
+        return self._product(matrix, inputs.detach().clone(), lambda: func(*args, **keywords))
 
     def _product(self, parameter: str, inputs: Tensor, run: Any) -> Any:
         key = (parameter, self._uses[parameter])

@@ -214,9 +214,9 @@ class LogitDecomposition:
             total = total + scaled(direction, block.scale) @ block.post_norm.bias
         return total
 
-    def cosine(self, tokens: Tensor, others: Tensor) -> Tensor:
+    def cosine(self, tokens: Tensor, other_tokens: Tensor) -> Tensor:
         """Return the cosine similarity of the output embeddings of two tokens, [n]."""
-        return torch.cosine_similarity(self._embedding[tokens], self._embedding[others], dim=-1)
+        return torch.cosine_similarity(self._embedding[tokens], self._embedding[other_tokens], dim=-1)
 
     def logit_parts(self, positions: PositionStates, tokens: Tensor, relative: bool = False) -> LogitParts:
         """Return the model's logit of each position's token [n] as parts."""
@@ -265,5 +265,5 @@ def _backwards(norm: Norm, direction: Tensor, states: Tensor) -> Tensor:
     return direction / torch.sqrt(states.square().mean(-1, keepdim=True) + norm.epsilon)
 
 
-def _dot(left: Tensor, right: Tensor) -> Tensor:
-    return (left * right).sum(-1)
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum(-1)

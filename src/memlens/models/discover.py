@@ -104,35 +104,35 @@ class _Discovery:
             return self._layer(scaled_groups, outputs, input_norm, post_norm, scale, parallel)
         raise UnsupportedModel(last_reason)
 
-    def like(self, other: MemoryLayer) -> MemoryLayer | None:
-        """Return this layer with the structure of another one, or None if that does not fit.
+    def like(self, template: MemoryLayer) -> MemoryLayer | None:
+        """Return this layer with the structure of another one, or None if that structure does not fit.
 
-        Most blocks of a network differ in their weights only, and this is much faster than a search.
+        This is much faster than a search, and most blocks of a network differ only in their weights.
         """
-        plain = [group for group in other.groups if isinstance(group, LinearGroup) and _is_plain(group)]
-        # the input of a parallel block does not depend on what it adds, so another scale would go unnoticed here
-        if not plain or len(plain) < len(other.groups) or isinstance(other.scale, Tensor) or other.parallel:
+        plain = [group for group in template.groups if isinstance(group, LinearGroup) and _is_plain(group)]
+        # the input of a parallel block does not depend on what it adds, so a different scale would go unnoticed
+        if not plain or len(plain) < len(template.groups) or isinstance(template.scale, Tensor) or template.parallel:
             return None
-        paths = {module: name for name, module in other.block.named_modules()}
+        paths = {module: name for name, module in template.block.named_modules()}
         modules = dict(self.block.named_modules())
 
-        def moved(thing: Any) -> Any:
-            if isinstance(thing, Norm):
-                return replace(thing, module=modules[paths[thing.module]])
-            return modules[paths[thing]] if thing in paths else thing
+        def counterpart(source: Any) -> Any:
+            if isinstance(source, Norm):
+                return replace(source, module=modules[paths[source.module]])
+            return modules[paths[source]] if source in paths else source
 
         parts = ("key_projection", "up_projection", "down")
-        groups = [replace(group, **{part: moved(getattr(group, part)) for part in parts}) for group in plain]
-        outputs = tuple(moved(module) for module in other.outputs)
-        input_norm, post_norm = moved(other.input_norm), moved(other.post_norm)
+        groups = [replace(group, **{part: counterpart(getattr(group, part)) for part in parts}) for group in plain]
+        outputs = tuple(counterpart(module) for module in template.outputs)
+        input_norm, post_norm = counterpart(template.input_norm), counterpart(template.post_norm)
         norms = [norm.module for norm in (input_norm, post_norm) if norm is not None]
         if not {*outputs, *norms} <= self.by_module.keys() or not all(map(self._follows_formula, groups)):
             return None
         read = rows_of(self.by_module[norms[0] if input_norm else groups[0].reader].inputs)
-        stream = rows_of(self.o) - self._addition(outputs, post_norm, other.scale)
+        stream = rows_of(self.o) - self._addition(outputs, post_norm, template.scale)
         if not deviation(read, stream) < NEAR / 100:
             return None
-        return self._layer(groups, outputs, input_norm, post_norm, other.scale, False)
+        return self._layer(groups, outputs, input_norm, post_norm, template.scale, False)
 
     def _follows_formula(self, group: LinearGroup) -> bool:
         """Return True if the activation maps the outputs of the key projections to the input of the down projection."""
@@ -231,15 +231,15 @@ class _Discovery:
     def _path_to_stream(self, outputs: tuple[nn.Module, ...], silent: dict[Any, Any]) -> tuple[Norm | None, Scale]:
         """Return the post-norm and the scale between the sum of the groups and the stream."""
         if any(module not in silent for module in outputs):
-            raise UnsupportedModel("its feed-forward part does not always run")
-        lost = rows_of(self.o - silent[None])
+            raise UnsupportedModel("its feed-forward part does not run in every pass")
+        change = rows_of(self.o - silent[None])
         out, out_silent = self._out(outputs), self._out(outputs, silent)
-        if out.shape != lost.shape:
+        if out.shape != change.shape:
             raise UnsupportedModel(
-                f"its feed-forward part has width {out.shape[-1]} and its stream {lost.shape[-1]}, as with "
+                f"its feed-forward part has width {out.shape[-1]} and its stream {change.shape[-1]}, as with "
                 "hyper-connections, so there is no single r and o"
             )
-        scale, fits = self._fit(lost, out - out_silent)
+        scale, fits = self._fit(change, out - out_silent)
         if fits:
             return None, scale
         for call in self.calls:
@@ -248,7 +248,7 @@ class _Discovery:
             norm = recognized_norm(call)
             if norm is None:
                 continue
-            scale, fits = self._fit(lost, rows_of(call.output - silent[call.module].output))
+            scale, fits = self._fit(change, rows_of(call.output - silent[call.module].output))
             if fits:
                 return norm, scale
         raise UnsupportedModel(self._why_not_added())
@@ -298,7 +298,7 @@ class _Discovery:
                 continue
             gate = self._token_gate(part[0], reached, source)
             if gate is None:
-                raise UnsupportedModel("some of its memories reach the stream with an unknown factor")
+                raise UnsupportedModel("some of its memories reach the stream scaled by an unknown factor")
             scaled_groups += [replace(group, token_scale=gate) for group in part]
         return scaled_groups
 
@@ -323,10 +323,10 @@ class _Discovery:
 
     def _find_input(self, groups: Sequence[MemoryGroup], y: Tensor) -> tuple[Norm | None, bool]:
         """Return the norm whose output is x, and True if the block reads the stream before its attention."""
-        x, *others = (
+        x, *more_inputs = (
             rows_of(self.by_module[module].inputs) for module in dict.fromkeys(group.reader for group in groups)
         )
-        if not all(torch.equal(other, x) for other in others):
+        if not all(torch.equal(inputs, x) for inputs in more_inputs):
             raise UnsupportedModel("its memories do not all read the same input")
         stream = rows_of(self.o) - y
         for norm, read in [*self._norms_before(x), (None, x)]:
@@ -385,6 +385,8 @@ class _Combine:
     experts: Any
 
     def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
-        both = torch.cat([gate, up], -1) if self.experts.is_concatenated else torch.stack([gate, up], -1).flatten(-2)
-        m: Tensor = self.experts._apply_gate(both)
+        products = (
+            torch.cat([gate, up], -1) if self.experts.is_concatenated else torch.stack([gate, up], -1).flatten(-2)
+        )
+        m: Tensor = self.experts._apply_gate(products)
         return m

@@ -54,7 +54,7 @@ class ExpertGroup(MemoryGroup):
     def gated(self) -> bool:
         return bool(self.experts.has_gate)
 
-    @cached_property  # read for every block; attributes of modules are slow
+    @cached_property  # read for every block, and attributes of modules are slow
     def size(self) -> int:
         return int(self.experts.down_proj.shape[1 if self.experts.is_transposed else 2])
 
@@ -111,7 +111,7 @@ def expert_groups(experts: Any, router: nn.Module | None = None, **facts: Any) -
     if getattr(experts, "has_post_expert_norm", False):
         raise UnsupportedModel("a norm follows every expert, so values do not add up; use another model")
     if getattr(experts, "_is_expert_parallel", False):
-        raise UnsupportedModel("its experts are spread over several devices; load the model onto one device")
+        raise UnsupportedModel("its experts are distributed over several devices; load the model onto one device")
     return [
         ExpertGroup(kind="routed", expert=expert, experts=experts, router=router, **facts)
         for expert in range(experts.num_experts)
@@ -136,32 +136,24 @@ class StackedExperts:
     groups: dict[int, ExpertGroup]
 
     def watch(self, shape: BatchShape, use: Callable[[CoefficientBlock], None]) -> AbstractContextManager[None]:
-        return self._added((self.groups, shape, use), lambda taps: taps.watchers)
+        return self._add_tap((self.groups, shape, use), lambda taps: taps.watchers)
 
     def edit(self, shape: BatchShape, change: Change) -> AbstractContextManager[None]:
-        return self._added((self.groups, shape, change), lambda taps: taps.edits)
+        return self._add_tap((self.groups, shape, change), lambda taps: taps.edits)
 
     @contextmanager
-    def _added(self, tap: _Tap, among: Callable[[_Taps], list[_Tap]]) -> Iterator[None]:
-        """Add a tap to the module inside the context."""
-        with self._tapped() as taps:
-            among(taps).append(tap)
-            try:
-                yield
-            finally:
-                among(taps).remove(tap)
-
-    @contextmanager
-    def _tapped(self) -> Iterator[_Taps]:
-        """Yield the module's taps. The outermost context creates and removes them."""
-        existing: _Taps | None = getattr(self.module, _TAPS, None)
-        taps = _Taps() if existing is None else existing
-        if existing is None:
-            object.__setattr__(self.module, _TAPS, taps)
+    def _add_tap(self, tap: _Tap, select: Callable[[_Taps], list[_Tap]]) -> Iterator[None]:
+        """Add a tap to the module inside the context. The outermost context creates and removes the module's taps."""
+        is_outermost = not hasattr(self.module, _TAPS)
+        if is_outermost:
+            object.__setattr__(self.module, _TAPS, _Taps())
+        taps = select(getattr(self.module, _TAPS))
+        taps.append(tap)
         try:
-            yield taps
+            yield
         finally:
-            if existing is None:
+            taps.remove(tap)
+            if is_outermost:
                 object.__delattr__(self.module, _TAPS)
 
 
@@ -175,7 +167,7 @@ def stacked_experts(layer: MemoryLayer) -> list[StackedExperts]:
 
 
 @contextmanager
-def own_experts(network: Any) -> Iterator[None]:
+def replace_experts(network: Any) -> Iterator[None]:
     """Run the experts of a network with `run_experts` inside the context, and restore the setting afterwards."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
@@ -197,40 +189,34 @@ def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_
         selected = nn.functional.one_hot(top_k_index, num_classes=experts.num_experts + 1).permute(2, 1, 0)
         hit = torch.greater(selected.sum(dim=(-1, -2)), 0).nonzero()[:, 0].tolist()
     edited = () if taps is None or not taps.edits else range(experts.num_experts)
+    inward = "gate_up_proj" if experts.has_gate else "up_proj"
     for expert in sorted({*hit, *edited} - {experts.num_experts}):
         place, rows = torch.where(selected[expert])
-        inner = _inner(experts, expert, hidden_states[rows])
+        # products with the keys, or with gate and up: [n, size or 2 * size]
+        inner = _affine(experts, inward, expert, hidden_states[rows])
         m = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
         weights = top_k_weights[rows, place]
         change = None if not edited or taps is None else _edited(taps, expert, rows, m, weights)
         if change is None:
-            added = _affine(experts, experts.down_proj[expert], _bias_of(experts, "down_proj", expert), m)
+            added = _affine(experts, "down_proj", expert, m)
             added = added * weights[:, None]
         else:
             rows, m, weights, added = change
-        if taps is not None and taps.watchers:
-            _show(
-                taps,
-                expert,
-                rows,
-                m * weights[:, None] if change is None else m,
-                weights,
-                inner if change is None else None,
-            )
+        for groups, shape, use in () if taps is None else taps.watchers:
+            coefficients = m * weights[:, None] if change is None else m
+            gates = inner[:, groups[expert]._part(0)] if change is None and experts.has_gate else None
+            batch_shape = (shape.batch, shape.positions)
+            use(CoefficientBlock(groups[expert], batch_shape, rows, coefficients, weights, gates))
         output.index_add_(0, rows, added.to(output.dtype))
     return output
 
 
-def _inner(experts: Any, expert: int, states: Tensor) -> Tensor:
-    """Return the products of states with one expert's keys, or with its gate and up, [n, size or 2 * size]."""
-    name = "gate_up_proj" if experts.has_gate else "up_proj"
-    return _affine(experts, getattr(experts, name)[expert], _bias_of(experts, name, expert), states)
-
-
-def _affine(experts: Any, weight: Tensor, bias: Tensor | None, states: Tensor) -> Tensor:
+def _affine(experts: Any, name: str, expert: int, states: Tensor) -> Tensor:
+    """Return the product of states [n, inputs] with one expert's matrix, plus its bias."""
+    weight, bias = getattr(experts, name)[expert], _bias_of(experts, name, expert)
     if not experts.is_transposed:
         return nn.functional.linear(states, weight, bias)
-    product = states @ weight
+    product: Tensor = states @ weight
     return product if bias is None else product + bias
 
 
@@ -258,10 +244,3 @@ def _edited(
     if bias is not None:
         added = added + everywhere[:, None] * bias
     return torch.arange(tokens, device=rows.device), used, everywhere, added
-
-
-def _show(taps: _Taps, expert: int, rows: Tensor, coefficients: Tensor, weights: Tensor, inner: Tensor | None) -> None:
-    for groups, shape, use in taps.watchers:
-        group = groups[expert]
-        gates = inner[:, group._part(0)] if inner is not None and group.gated else None
-        use(CoefficientBlock(group, (shape.batch, shape.positions), rows, coefficients, weights, gates))

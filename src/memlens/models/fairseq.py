@@ -89,8 +89,8 @@ class AdaptiveInput(nn.Module):
         vectors = some_weight.new_empty(len(flat), self.width)
         start = 0
         for end, words, projection in zip(self.ends, self.words, self.projections, strict=True):
-            where = ((flat >= start) & (flat < end)).nonzero().squeeze(1)
-            vectors[where] = projection(words(flat[where] - start))
+            places = ((flat >= start) & (flat < end)).nonzero().squeeze(1)
+            vectors[places] = projection(words(flat[places] - start))
             start = end
         return vectors.view(*tokens.shape, self.width)
 
@@ -166,8 +166,8 @@ class AdaptiveSoftmax(nn.Module):
         rows[is_head] = self.words[words[is_head]]
         for band, tail in enumerate(self._each_tail()):
             start, end = self.ends[band : band + 2]
-            where = (words >= start) & (words < end)
-            rows[where] = tail.words[words[where] - start] @ tail.projection.T + self.classes[band]
+            is_in_band = (words >= start) & (words < end)
+            rows[is_in_band] = tail.words[words[is_in_band] - start] @ tail.projection.T + self.classes[band]
         return rows
 
     def _each_tail(self) -> Iterator[TailBand]:
@@ -305,10 +305,10 @@ def _check_tensors(tensors: Mapping[str, Tensor], name: str) -> None:
             raise UnsupportedModel(f"{name}: {key} has dtype {tensor.dtype}; only floating-point weights are supported")
 
 
-def _with_defaults(stored: Settings) -> Settings:
+def _with_defaults(file_settings: Settings) -> Settings:
     """Add settings that older files omit, with the values that fairseq uses."""
     defaults = {"decoder_normalize_before": True, "no_decoder_final_norm": False, "adaptive_input": False}
-    settings = defaults | dict(stored)
+    settings = defaults | dict(file_settings)
     if "no_tie_adaptive_proj" in settings:  # written before the final norm was introduced
         settings["no_decoder_final_norm"] = True
         settings.setdefault("tie_adaptive_proj", not settings["no_tie_adaptive_proj"])
@@ -408,11 +408,13 @@ def build_network(
         if key not in weights:
             raise ModelError(f"{name} is incomplete: there are no weights for {key}; download the checkpoint again")
         if weights[key].shape != parameter.shape:
-            stored, expected = list(weights[key].shape), list(parameter.shape)
-            raise ModelError(f"{name}: {key} is {stored}, but its settings and dict.txt require {expected}")
-    unknown = sorted(set(weights) - set(network.state_dict()))
-    if unknown:
-        raise UnsupportedModel(f"{name} has unknown weights: {unknown[0]}")
+            actual_shape, expected_shape = list(weights[key].shape), list(parameter.shape)
+            raise ModelError(f"{name}: {key} is {actual_shape}, but its settings and dict.txt require {expected_shape}")
+    unknown_weights = sorted(set(weights) - set(network.state_dict()))
+    if unknown_weights:
+        raise UnsupportedModel(
+            f"{name} has unknown weights: {unknown_weights[0]}; only the adaptive model is supported"
+        )
     network.load_state_dict({key: tensor.to(dtype) for key, tensor in weights.items()}, assign=True)
     if tied_words:
         _tie_(network, tied_projections, name)
@@ -462,8 +464,8 @@ def _join_attention_(weights: dict[str, Tensor]) -> None:
     for key in [key for key in weights if ".self_attn.q_proj." in key]:
         parts = [key.replace("q_proj", f"{part}_proj") for part in "qkv"]
         if all(part in weights for part in parts):
-            joined = key.replace("q_proj.", "in_proj_")
-            weights[joined] = torch.cat([weights.pop(part) for part in parts])
+            joined_key = key.replace("q_proj.", "in_proj_")
+            weights[joined_key] = torch.cat([weights.pop(part) for part in parts])
 
 
 def _tie_(network: AdaptiveTransformer, projections: bool, name: str) -> None:
@@ -504,7 +506,7 @@ class WordTokenizer(Tokenizer):
         """Create a tokenizer from all words by id, special tokens first. Of equal words, the last is used."""
         self._words = list(words)
         self._ids = {word: token for token, word in enumerate(self._words)}
-        # attention would skip padding, so a text must not contain it
+        # attention ignores padding, so a text must not contain it
         self._ids[SPECIAL[PADDING]] = UNKNOWN
         self.bos = bos
         self.adds_bos = True
@@ -514,12 +516,11 @@ class WordTokenizer(Tokenizer):
         return len(self._words)
 
     def encode(self, texts: Sequence[str]) -> list[EncodedText]:
-        encoded = []
-        for text in texts:
-            words = list(_WORD.finditer(text))
-            ids = [self._ids.get(match[0], UNKNOWN) for match in words]
-            encoded.append(EncodedText(ids, [match.end() for match in words]))
-        return encoded
+        matches = [list(_WORD.finditer(text)) for text in texts]
+        return [
+            EncodedText([self._ids.get(word[0], UNKNOWN) for word in words], [word.end() for word in words])
+            for words in matches
+        ]
 
     def token_text(self, token: int) -> str:
         """Return the word, without a leading space."""
@@ -560,7 +561,7 @@ def read_dictionary(path: Path) -> list[str]:
     except (OSError, UnicodeError) as error:
         raise ModelError(f"{path} cannot be read as UTF-8 text; download the checkpoint again") from error
     words = list(SPECIAL)
-    seen = set(words)
+    earlier_words = set(words)
     for number, line in enumerate(lines, start=1):
         entry = line.rstrip()
         is_overwriting = entry.endswith(_OVERWRITE)
@@ -569,9 +570,9 @@ def read_dictionary(path: Path) -> list[str]:
             raise ModelError(
                 f"{path}, line {number}: expected a word, a space and a count; download the checkpoint again"
             )
-        if word in seen and not is_overwriting:
+        if word in earlier_words and not is_overwriting:
             raise ModelError(f"{path}, line {number}: {word!r} occurs twice; download the checkpoint again")
-        seen.add(word)
+        earlier_words.add(word)
         words.append(word)
     return words
 

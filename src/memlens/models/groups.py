@@ -38,7 +38,7 @@ class MemoryGroup(ABC):
     s m.
     """
 
-    kind: str = "dense"  # or "shared", "routed"
+    kind: str = "dense"  # "dense", "shared" or "routed"
     expert: int = 0  # number within its kind
     start: int = 0  # the number of its first memory in the layer
     activation: str = "relu"  # the checkpoint's own name, such as "gelu_new"
@@ -99,7 +99,7 @@ class MemoryGroup(ABC):
 
     @cached_property
     def gate_turns(self) -> bool:
-        """True if a negative gate flips the sign of its output, as with SiLU, but not with a sigmoid or ReLU."""
+        """True if the activation is negative for a negative gate, as with SiLU, but not with a sigmoid or ReLU."""
         return bool((self.activate(torch.tensor([-1.0], device=self.values.device)) < 0).item())
 
     def holds(self, memory: MemoryId | ExpertId) -> bool:
@@ -305,9 +305,10 @@ class MemoryLayer:
 
     def lengths(self) -> Tensor:
         """Return ||v|| of every value, [memories], float32 or finer."""
-        return torch.cat([_lengths(scaled(at_least_float32(group.values), group.scale)) for group in self.groups])
-
-
-def _lengths(values: Tensor) -> Tensor:
-    # most families store values as columns, for which torch's norm is five times slower than a dot product
-    return values.norm(dim=1) if values.is_contiguous() else torch.linalg.vecdot(values, values).sqrt()
+        lengths = []
+        for group in self.groups:
+            values = scaled(at_least_float32(group.values), group.scale)
+            # most families store values as columns, for which torch's norm is five times slower than a dot product
+            is_by_row = values.is_contiguous()
+            lengths.append(values.norm(dim=1) if is_by_row else torch.linalg.vecdot(values, values).sqrt())
+        return torch.cat(lengths)

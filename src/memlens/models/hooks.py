@@ -26,8 +26,8 @@ from memlens.models.groups import CoefficientBlock, LinearGroup, MemoryGroup, Me
 def on_input(module: nn.Module, use: Callable[[Tensor], None]) -> Iterator[None]:
     """Call `use` with the first input tensor of `module` before it runs."""
 
-    def hook(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        use(first_input(arguments, named))
+    def hook(_module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        use(first_input(arguments, keywords))
 
     with module.register_forward_pre_hook(hook, with_kwargs=True):
         yield
@@ -94,8 +94,8 @@ def _on_groups(
 
 @contextmanager
 def _watch_group(group: LinearGroup, shape: BatchShape, use: Callable[[CoefficientBlock], None]) -> Iterator[None]:
-    def hook(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], _output: Tensor) -> None:
-        m = first_input(arguments, named).reshape(shape.batch * shape.positions, -1)
+    def hook(_module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], _output: Tensor) -> None:
+        m = first_input(arguments, keywords).reshape(shape.batch * shape.positions, -1)
         if scale.latest is not None:
             m = m * scale.latest
         weights = None if scale.latest is None else scale.latest[:, 0]
@@ -116,16 +116,16 @@ def _watch_group(group: LinearGroup, shape: BatchShape, use: Callable[[Coefficie
 
 @contextmanager
 def _edit_group(group: LinearGroup, shape: BatchShape, change: Change) -> Iterator[None]:
-    def hook(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        inputs = first_input(arguments, named)
+    def hook(_module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        inputs = first_input(arguments, keywords)
         m = shape.unflatten(inputs)
         factor = None if scale.latest is None else shape.unflatten(scale.latest)
         before = m if factor is None else m * factor
         after = change(before, group)
         if after is before:
             return None
-        changed = after if factor is None else _unscaled(after, factor, group)
-        return with_first_input(arguments, named, changed.reshape(inputs.shape).to(inputs.dtype))
+        replacement = after if factor is None else _unscaled(after, factor, group)
+        return with_first_input(arguments, keywords, replacement.reshape(inputs.shape).to(inputs.dtype))
 
     with _TokenScale(group).observe() as scale, group.down.register_forward_pre_hook(hook, with_kwargs=True):
         yield

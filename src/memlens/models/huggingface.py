@@ -39,7 +39,7 @@ from memlens.models.blocks import (
     reject_on_error,
 )
 from memlens.models.discover import discover_layers
-from memlens.models.experts import is_experts, own_experts
+from memlens.models.experts import is_experts, replace_experts
 from memlens.models.groups import MemoryLayer
 from memlens.models.lens import Lens, Norm
 from memlens.models.match import NEAR, deviation, ratio, recognized_norm
@@ -267,7 +267,7 @@ class HuggingFaceModel(MemoryModel):
 
     def running(self) -> AbstractContextManager[None]:
         """Run experts with our function in every pass, observed or not, so that all passes give the same bits."""
-        return own_experts(self.network) if self._has_experts else nullcontext()
+        return replace_experts(self.network) if self._has_experts else nullcontext()
 
     def _mask(self, tokens: Tensor) -> Tensor | None:
         """Return all ones if the model has a padding token, because transformers warns without a mask; else None."""

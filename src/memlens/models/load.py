@@ -96,16 +96,16 @@ def load(
         _check_dtype_on_device(options)
         is_path = isinstance(model, os.PathLike) or _looks_like_a_path(model)
         before = _stamps(os.fspath(model))
-        loaded = _load_named(os.fspath(model), is_path, options)
+        memory_model = _load_by_name(os.fspath(model), is_path, options)
         if before != _stamps(os.fspath(model)):
-            raise ModelError(f"{model} changed while it was read; run the command again when it is no longer written")
+            raise ModelError(f"{model} changed while it was being read; run the command again when it is complete")
     else:
-        loaded = _wrap_object(model, _tokenizer(tokenizer))
+        memory_model = _wrap_object(model, _tokenizer(tokenizer))
     if prove:
-        loaded.proof = prove_memories(loaded)
+        memory_model.proof = prove_memories(memory_model)
     else:
-        loaded.forget_probe()
-    return loaded
+        memory_model.forget_probe()
+    return memory_model
 
 
 def _stamps(name: str) -> dict[str, FileStamp | None]:
@@ -169,7 +169,7 @@ def bundled_folder() -> Path:
     return _BUNDLED
 
 
-def _load_named(name: str, is_path: bool, options: _Options) -> MemoryModel:
+def _load_by_name(name: str, is_path: bool, options: _Options) -> MemoryModel:
     if name == "bundled":
         refuse_missing(name)
         return _load_folder(_BUNDLED, options, name="bundled", source="bundled")
@@ -210,13 +210,13 @@ def _load_checkpoint(place: str, options: _Options, *, name: str, source: str) -
     config = read_config(place, name)
     check_config(config, name)
     check_text_config(place, config, name)
-    stored, size = stored_tensors(place, name)
-    _check_sizes(name, config, stored, size)
+    tensors, size = stored_tensors(place, name)
+    _check_sizes(name, config, tensors, size)
     if options.device_map is None:
         network = _read_network(place, name, config, options.dtype).to(options.device)
     else:
         network = _read_network(place, name, config, options.dtype, device_map=_device_map(options.device_map))
-    if any(tensor.dtype == options.dtype for tensor in stored.values()):  # others were copied when their dtype changed
+    if any(tensor.dtype == options.dtype for tensor in tensors.values()):  # others were copied when their dtype changed
         _copy_mapped_weights_(network)
     return as_memories(network, tokenizer or _read_tokenizer(place), name=name, source=source)
 
@@ -381,20 +381,20 @@ def _device(device: str | torch.device) -> torch.device:
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
+        device = torch.device(device)
+        torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0]
         raise SettingError(f"device '{device}' is not available ({reason}); use auto or cpu") from error
-    return chosen
+    return device
 
 
 def _dtype(dtype: str | torch.dtype) -> torch.dtype:
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise SettingError(f"dtype '{dtype}' is not supported; use {', '.join(DTYPES)}")
-    chosen: torch.dtype = getattr(torch, name)
-    return chosen
+    torch_dtype: torch.dtype = getattr(torch, name)
+    return torch_dtype
 
 
 def _check_dtype_on_device(options: _Options) -> None:
@@ -551,7 +551,7 @@ def _check_sizes(name: str, config: Config, stored: Mapping[str, torch.Tensor], 
             "use the configuration that belongs to them"
         )
     network = network_without_weights(config, name)
-    needed = sum(parameter.numel() for parameter in network.parameters())
+    required = sum(parameter.numel() for parameter in network.parameters())
     if quantization(config) == "mxfp4":  # two numbers per byte
         available = min(
             sum(tensor.numel() * (1 + (tensor.dtype == torch.uint8)) for tensor in stored.values()), 2 * size
@@ -559,10 +559,10 @@ def _check_sizes(name: str, config: Config, stored: Mapping[str, torch.Tensor], 
     else:
         available = min(sum(tensor.numel() for tensor in stored.values()), size // 2)  # at least two bytes per number
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
-    if needed > 2 * available or buffers > _MOST_BUFFERS + size:  # twice, because tied embeddings are stored once
+    if required > 2 * available or buffers > _MOST_BUFFERS + size:  # twice, because tied embeddings are stored once
         raise ModelError(
             f"the weights of {name} contain {available:,} numbers, but its config.json describes a network of "
-            f"{needed:,} and {buffers:,} bytes of tables; use the configuration that belongs to them"
+            f"{required:,} and {buffers:,} bytes of tables; use the configuration that belongs to them"
         )
     body = f"{network.base_model_prefix}."
     for parameter, _ in network.named_parameters():

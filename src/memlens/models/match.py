@@ -103,24 +103,24 @@ class _KeyCandidate:
         return Keys(self.call.module, up, self.key_rows, self.up_rows, activation, activate)
 
 
-def match_keys(down: ModuleCall, calls: Sequence[ModuleCall], named: Sequence[str]) -> Keys | None:
+def match_keys(down: ModuleCall, calls: Sequence[ModuleCall], names: Sequence[str]) -> Keys | None:
     """Return the keys of a down projection, or None.
 
     Args:
         down: The call of the down projection.
         calls: All calls of the block, in the order in which they returned.
-        named: Names of activations to try first.
+        names: Names of activations to try first.
     """
     before = calls[: calls.index(down)]
     m = rows_of(down.inputs)
     candidates = list(_candidates(down, before))
-    best = _best(candidates, m, before, named)
+    best = _best(candidates, m, before, names)
     if best is not None:
         return best
     for call in before:  # BitNet has a norm between the coefficients and the values
         if call.output.shape == down.inputs.shape and torch.equal(rows_of(call.output), m):
             norm = recognized_norm(call)
-            inner = None if norm is None else _best(candidates, rows_of(call.inputs), before, named)
+            inner = None if norm is None else _best(candidates, rows_of(call.inputs), before, names)
             if norm is not None and inner is not None and inner.up_projection is not None:
                 return replace(inner, combine=_NormedProduct(inner.activate, norm))
     return _clamped(candidates, m, _constants(down, calls))
@@ -171,10 +171,10 @@ def _candidates(down: ModuleCall, before: Sequence[ModuleCall]) -> Iterator[_Key
     maps = [call for call in before if is_linear(call) and call.inputs.shape[-1] == width]
     maps = [call for call in maps if len(rows_of(call.inputs)) == positions]
     whole = [call for call in maps if call.output.shape[-1] == size]
-    for candidate in whole:
-        for other in whole:
-            if candidate is not other and torch.equal(rows_of(candidate.inputs), rows_of(other.inputs)):
-                yield _KeyCandidate(candidate, other)
+    for key_call in whole:
+        for up_call in whole:
+            if key_call is not up_call and torch.equal(rows_of(key_call.inputs), rows_of(up_call.inputs)):
+                yield _KeyCandidate(key_call, up_call)
     for call in maps:
         if call.output.shape[-1] == 2 * size:
             halves = (slice(0, size), slice(size, None)), (slice(0, None, 2), slice(1, None, 2))
@@ -185,11 +185,11 @@ def _candidates(down: ModuleCall, before: Sequence[ModuleCall]) -> Iterator[_Key
 
 
 def _best(
-    candidates: Sequence[_KeyCandidate], m: Tensor, before: Sequence[ModuleCall], named: Sequence[str]
+    candidates: Sequence[_KeyCandidate], m: Tensor, before: Sequence[ModuleCall], names: Sequence[str]
 ) -> Keys | None:
     """Return the candidate and activation whose product is closest to m [n, size], or None if none is near."""
     best: tuple[float, Keys | None] = (NEAR, None)
-    for functions in (_by_name(tuple(named)), _by_name(None), _modules(before, m.shape[-1])):
+    for functions in (_by_name(tuple(names)), _by_name(None), _modules(before, m.shape[-1])):
         for candidate in candidates:
             for name, activate in functions:
                 off = _distance(candidate, activate, m)
@@ -241,9 +241,9 @@ def _is_elementwise(call: ModuleCall) -> bool:
     # softmax and norms without a gain also ignore the order, but each of their outputs depends on all inputs
     if not torch.allclose(call.again(call.inputs.flip(-1)).flip(-1), call.output, rtol=1e-5, atol=1e-6):
         return False
-    unchanged = torch.rand(call.inputs.shape, generator=torch.Generator().manual_seed(0)).to(call.inputs.device) < 0.5
-    changed = call.again(torch.where(unchanged, call.inputs, call.inputs.flip(-1)))
-    return torch.equal(changed[unchanged], call.output[unchanged])
+    is_fixed = torch.rand(call.inputs.shape, generator=torch.Generator().manual_seed(0)).to(call.inputs.device) < 0.5
+    output = call.again(torch.where(is_fixed, call.inputs, call.inputs.flip(-1)))
+    return torch.equal(output[is_fixed], call.output[is_fixed])
 
 
 def _name_of(module: nn.Module) -> str:

@@ -44,13 +44,32 @@ class Recording:
     r: dict[int, Tensor] = field(default_factory=dict)  # [batch, pos, d], o - y
     embedding: Tensor | None = None  # [batch, pos, d], the input of the first layer
 
+    # These are called in the order in which a layer runs.
 
-class _EnoughError(Exception):
+    def set_embedding(self, states: Tensor) -> None:
+        self.embedding = _copy(states)
+
+    def clear_coefficients(self, layer: MemoryLayer, states: Tensor) -> None:
+        if len(layer.groups) != 1:  # the coefficients of experts that are not selected stay 0
+            self.coefficients[layer.number] = at_least_float32(states.new_zeros(*states.shape[:2], layer.memories))
+
+    def add_coefficients(self, layer: MemoryLayer, block: CoefficientBlock) -> None:
+        coefficients = block.everywhere().detach()
+        if len(layer.groups) == 1:
+            self.coefficients[layer.number] = coefficients.clone()
+        else:
+            self.coefficients[layer.number][..., block.group.columns] = coefficients
+
+    def set_y(self, layer: int, states: Tensor) -> None:
+        self.y[layer] = _copy(states)
+
+    def set_o(self, layer: int, states: Tensor) -> None:
+        self.o[layer] = _copy(states)
+        self.r[layer] = self.o[layer] - self.y[layer]
+
+
+class _StopPassError(Exception):
     """Stops a forward pass early."""
-
-
-def _stop(_state: Tensor) -> None:
-    raise _EnoughError
 
 
 class MemoryModel(ABC):
@@ -129,7 +148,11 @@ class MemoryModel(ABC):
 
     def run_to(self, layer: int, tokens: Tensor) -> None:
         """Run the blocks up to and including a layer, for their observers."""
-        with suppress(_EnoughError), hooks.on_output(self.layers[layer].block, _stop), torch.no_grad():
+
+        def stop(_output: Tensor) -> None:
+            raise _StopPassError
+
+        with suppress(_StopPassError), hooks.on_output(self.layers[layer].block, stop), torch.no_grad():
             self._run_body(self._check_tokens(tokens))
 
     def logits(self, tokens: Tensor) -> Tensor:
@@ -152,7 +175,7 @@ class MemoryModel(ABC):
         self._latest_probe = None
 
     def running(self) -> AbstractContextManager[None]:
-        """Return a context for everything that runs the network or a part of it, so that all passes run alike."""
+        """Return a context for every pass through the network or a part of it. All such passes give the same bits."""
         return nullcontext()
 
     @abstractmethod
@@ -163,7 +186,7 @@ class MemoryModel(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return the sha256 of configuration, tokenizer and parameters. It does not depend on the model's location."""
+        """Return a SHA-256 of configuration, tokenizer and parameters. It does not depend on the model's location."""
 
     def save(self, folder: "Path") -> None:
         """Write the current weights, the configuration and the tokenizer as a safetensors checkpoint."""
@@ -191,23 +214,18 @@ class MemoryModel(ABC):
     ) -> Iterator[Recording]:
         """Record the selected layers. Each forward pass inside the context overwrites the Recording."""
         recording = Recording()
-
-        def keep_embedding(embedding: Tensor) -> None:
-            recording.embedding = _copy(embedding)
-
         with ExitStack() as stack:
             if states:
-                stack.enter_context(hooks.on_input(self.layers[0].block, keep_embedding))
+                stack.enter_context(hooks.on_input(self.layers[0].block, recording.set_embedding))
             for layer in self.layer_numbers(layers):
                 memories = self.layers[layer]
                 if coefficients:
-                    begin = partial(_begin_coefficients, recording.coefficients, memories)
-                    stack.enter_context(hooks.on_input(memories.block, begin))
-                    keep = partial(_keep_coefficients, recording.coefficients, memories)
-                    stack.enter_context(hooks.watch_coefficients(memories, keep))
+                    stack.enter_context(hooks.on_input(memories.block, partial(recording.clear_coefficients, memories)))
+                    add = partial(recording.add_coefficients, memories)
+                    stack.enter_context(hooks.watch_coefficients(memories, add))
                 if states:
-                    stack.enter_context(hooks.watch_addition(memories, partial(_keep_state, recording.y, layer)))
-                    stack.enter_context(hooks.on_output(memories.block, partial(_keep_output, recording, layer)))
+                    stack.enter_context(hooks.watch_addition(memories, partial(recording.set_y, layer)))
+                    stack.enter_context(hooks.on_output(memories.block, partial(recording.set_o, layer)))
             yield recording
 
     @contextmanager
@@ -264,35 +282,13 @@ class MemoryModel(ABC):
         return f"<table><caption>MemoryModel {escape(self.name)}</caption>{rows}</table>"
 
 
-def _keep_state(store: dict[int, Tensor], layer: int, states: Tensor) -> None:
-    store[layer] = _copy(states)
-
-
-def _keep_output(recording: Recording, layer: int, output: Tensor) -> None:
-    recording.o[layer] = _copy(output)
-    recording.r[layer] = recording.o[layer] - recording.y[layer]  # y is recorded before the block returns
-
-
-def _begin_coefficients(store: dict[int, Tensor], layer: MemoryLayer, states: Tensor) -> None:
-    if len(layer.groups) != 1:  # zeros for experts that are not selected
-        store[layer.number] = at_least_float32(states.new_zeros(*states.shape[:2], layer.memories))
-
-
-def _keep_coefficients(store: dict[int, Tensor], layer: MemoryLayer, block: CoefficientBlock) -> None:
-    coefficients = block.everywhere().detach()
-    if len(layer.groups) == 1:
-        store[layer.number] = coefficients.clone()
-    else:
-        store[layer.number][..., block.group.columns] = coefficients
-
-
 def _copy(states: Tensor) -> Tensor:
     copy = at_least_float32(states.detach())
     return copy.clone() if copy.dtype == states.dtype else copy
 
 
 def fingerprint_of(config: str, tokenizer: Tokenizer | None, network: nn.Module) -> str:
-    """Return the sha256 of configuration, tokenizer, and name, dtype, shape and bytes of each parameter."""
+    """Return a SHA-256 of configuration, tokenizer, and name, dtype, shape and bytes of each parameter."""
     digest = hashlib.sha256()
     digest.update(config.encode())
     digest.update(b"no tokenizer" if tokenizer is None else tokenizer.serialized().encode())

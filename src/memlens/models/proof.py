@@ -15,7 +15,7 @@ For each layer:
 5. causality     Changing the last position does not change the positions before it.
 6. stream        x is computed from the stream that y is added to: nothing is added in between.
 7. completeness  No other part of the block works on each position alone: there are no unseen memories.
-8. second probe  Steps 1 to 6 again on 64 positions with large numbers, to detect branches on length or size.
+8. second probe  Steps 1 to 6 again on 64 positions with large numbers, which reveals branches on length or size.
 
 Once, after the last layer:
 
@@ -58,8 +58,8 @@ from memlens.models.memory_model import MemoryModel
 _CHECKS = ("coefficients", "output", "addition", "stream", "norms", "causality", "prediction")
 _TOLERANCE, _FLOAT64_TOLERANCE = 3e-5, 1e-6
 _SECOND = 10  # factor on the tolerance in step 8, whose numbers are large on purpose
-# A tensor subclass may do more in a product than multiply, in the formula as well as in the network. Inside this
-# context the formulas see its numbers only.
+# A tensor subclass can change what a product computes, in the formula as well as in the network. Inside this context,
+# formulas use the plain numbers of a tensor.
 _plain_numbers = torch._C.DisableTorchFunctionSubclass
 
 
@@ -92,7 +92,7 @@ def prove(model: MemoryModel) -> Proof:
         if [(number, call.block) for number, call in enumerate(probe.calls)] != [
             (layer.number, layer.block) for layer in model.layers
         ]:
-            worst.reject("its layers are not the blocks that run, one after another")
+            worst.reject("its layers are not the blocks that run one after another")
         second, proven_code = second_calls(model, probe.calls), set[Hashable]()
         for layer, call in zip(model.layers, probe.calls, strict=True):
             step = f"{model.name}: layer {layer.number}: the proof cannot be computed"
@@ -129,12 +129,14 @@ class _Worst:
     def compare(self, check: str, where: str, actual: Tensor, expected: Tensor, scale: Tensor | None = None) -> None:
         actual, expected = at_least_float32(actual), at_least_float32(expected)
         if actual.shape != expected.shape:
-            self.reject(f"{where}, check of {check}: {list(actual.shape)} instead of {list(expected.shape)}")
+            self.reject(f"{where}, check of {check}: shape {list(actual.shape)} instead of {list(expected.shape)}")
         if not actual.numel():
             return
         deviation = self.deviation(actual, expected, scale)
         if not deviation <= self.tolerance:  # written so that NaN is rejected
-            self.reject(f"{where}, check of {check}: off by {deviation:.2g} where {self.tolerance:g} is allowed")
+            self.reject(
+                f"{where}, check of {check}: the deviation is {deviation:.2g}, the tolerance {self.tolerance:g}"
+            )
         self.deviations[check] = max(self.deviations[check], deviation)
 
     @staticmethod
@@ -144,11 +146,11 @@ class _Worst:
         return float(((actual - expected).abs().amax(-1) / largest).max())
 
     def reject(self, reason: str) -> NoReturn:
-        raise UnsupportedModel(f"{self.name} cannot be proven to be made of memories: {reason}")
+        raise UnsupportedModel(f"{self.name} cannot be proven to consist of memories: {reason}")
 
 
 class _LayerProof:
-    """The steps for one layer on its probe states. All tensors are [batch * pos, ...]."""
+    """Steps 1 to 7 for one layer, on its probe states. All tensors are [batch * pos, ...]."""
 
     def __init__(self, layer: MemoryLayer, call: BlockCall, worst: _Worst) -> None:
         self.layer, self.call, self.worst = layer, call, worst
@@ -181,24 +183,24 @@ class _LayerProof:
         later = torch.zeros(self.call.states.shape[:2], dtype=torch.bool, device=o.device)
         later[:, -1] = self.call.states.shape[1] > 1
         early = ~later.flatten()
-        turned = self.call.states.clone()
-        turned[later] = turned[later].flip(-1)
+        states = self.call.states.clone()
+        states[later] = states[later].flip(-1)
         expected = (o - y)[early]
         with replaced(self._silent_maps()), hooks.edit_coefficients(self.layer, lambda c, _group: torch.zeros_like(c)):
-            silent = rows_of(self.call.run(turned))[early]
+            silent = rows_of(self.call.run(states))[early]
         if self.worst.deviation(silent, expected, scale[early]) <= self.worst.tolerance:
             self.worst.compare("addition", self.where, silent, expected, scale[early])
             self.worst.compare("causality", self.where, silent, expected, scale[early])
             return
-        other = rows_of(self.call.run(turned))[early]  # find out which of the two failed
-        self.worst.compare("causality", self.where, other, o[early], scale[early])
+        output = rows_of(self.call.run(states))[early]  # determines which of the two checks failed
+        self.worst.compare("causality", self.where, output, o[early], scale[early])
         self.worst.compare("addition", self.where, silent, expected, scale[early])
 
     def _silent_maps(self) -> dict[nn.Module, Callable[..., Tensor]]:
         """Return forward functions that replace the group's linear maps when all coefficients are zero.
 
-        They save the products: at early positions the keys see the same input as before, so their outputs are known,
-        and the values see zeros, so their output is the bias.
+        This saves the products. At early positions the input of the keys is the same as before, so their outputs are
+        known. The input of the values is zero, so their output is the bias.
         """
         forwards: dict[nn.Module, Callable[..., Tensor]] = {}
         for group in self.layer.groups:
@@ -212,7 +214,7 @@ class _LayerProof:
         return forwards
 
     def _watch(self) -> None:
-        """Collect the coefficients of all groups. Experts need another run, because no module call shows theirs."""
+        """Collect the coefficients of all groups. Those of experts need another run, because no module returns them."""
         if self.layer.is_mixture:
             with hooks.watch_coefficients(self.layer, self.blocks.append):
                 self.call.run()
@@ -226,7 +228,7 @@ class _LayerProof:
 
     def _call_of(self, module: nn.Module, part: str) -> ModuleCall:
         if module not in self.calls:
-            self.worst.reject(f"the {part} of {self.where} is never run")
+            self.worst.reject(f"the {part} of {self.where} does not run")
         return self.calls[module]
 
     def _prove_groups(self) -> tuple[Tensor, Tensor]:
@@ -261,11 +263,11 @@ class _LayerProof:
     def _prove_stream(self, stream: Tensor, scale: Tensor) -> None:
         """Step 6, and step 3 for the norm before the block."""
         norm = self.layer.input_norm
-        x, *others = (
+        x, *more_inputs = (
             rows_of(self.calls[module].inputs) for module in dict.fromkeys(group.reader for group in self.layer.groups)
         )
-        for other in others:
-            self.worst.compare("stream", f"{self.where} (inputs of its groups)", other, x)
+        for inputs in more_inputs:
+            self.worst.compare("stream", f"{self.where} (inputs of its groups)", inputs, x)
         reads = x
         if norm is not None:
             reads = rows_of(self._call_of(norm.module, "norm before the block").inputs)
@@ -277,7 +279,7 @@ class _LayerProof:
         self.worst.compare("stream", self.where, reads if moved is None else moved, stream, scale)
 
 
-def _repeat(output: Tensor, *_arguments: Any, **_named: Any) -> Tensor:
+def _repeat(output: Tensor, *_arguments: Any, **_keywords: Any) -> Tensor:
     return output.clone()
 
 
@@ -296,16 +298,16 @@ def _prove_prediction(model: MemoryModel, probe: Probe, worst: _Worst) -> None:
     with _plain_numbers():
         read = lens.capped(lens.state_logits(last))
     worst.compare("prediction", "output embedding", read, logits)
-    # a tie within the tolerance may resolve either way; a clear winner must be the same
+    # the most likely tokens may differ only if their logits are equal within the tolerance
     top_logits = logits.gather(-1, read.argmax(-1, keepdim=True))
     worst.compare("prediction", "most likely token", top_logits, logits.amax(-1, keepdim=True), scale=logits)
 
 
 # Step 7: completeness
 #
-# A block adds memories and the output of parts that mix positions. Unseen memories after the known ones would fail
-# step 6. Those before them or parallel to them (parallel blocks, layers without memories) are searched here, among
-# modules and among the products that the block's own code makes of its parameters.
+# A block adds memories and the output of parts that mix positions. Unseen memories after the known ones fail step 6.
+# This step searches for unseen memories before or parallel to the known ones (parallel blocks, layers without
+# memories), among modules and among products that the block's own code computes from its parameters.
 
 
 def find_unseen_part(
@@ -315,7 +317,7 @@ def find_unseen_part(
     products: Sequence[Product],
     o: Tensor,
 ) -> str | None:
-    """Describe a part of the block that works on each position alone and is not one of its memories, or return None.
+    """Describe a part of the block that processes each position alone and is not one of its memories, or return None.
 
     Args:
         layer: The memories of the block.
@@ -343,12 +345,12 @@ def find_unseen_part(
             continue
         shapes = {rows_of(call.inputs).shape, rows_of(call.output).shape}
         if shapes == {(batch * positions, width)} and _works_alone(call, block.states.shape):
-            return f"{name} works on each position alone and is not made of memories"
+            return f"{name} processes each position alone and does not consist of memories"
     if writers := pinned.writers(alone, o):
-        return f"{writers[0].name} works on each position alone and is not made of memories"
+        return f"{writers[0].name} processes each position alone and does not consist of memories"
     if not layer.groups and len(writers := pinned.writers(mixing, o)) > 1:
         names = " and ".join(product.name for product in writers)
-        return f"{names} add to the stream one after the other, and neither is made of memories"
+        return f"{names} add to the stream one after the other, and neither consists of memories"
     return None
 
 
@@ -367,8 +369,8 @@ def _works_alone(call: ModuleCall, shape: torch.Size) -> bool:
 class _PinnedBlock:
     """A block that is re-run with all products and memories pinned to their recorded outputs.
 
-    Some of them are changed at the first position. A change that shows in the output took no path through another
-    product.
+    If a product is changed at the first position and the output changes, the change reached the output without passing
+    through another product.
     """
 
     def __init__(self, block: BlockCall, products: Sequence[Product], memories: Sequence[ModuleCall]) -> None:
@@ -376,7 +378,7 @@ class _PinnedBlock:
         self.shape = block.shape
 
     def classify(self) -> tuple[list[Product], list[Product]]:
-        """Return the products whose input uses others' outputs at each position alone, and those whose input mixes."""
+        """Return the products whose input depends on other products at the same position only, and those that mix."""
         _, inputs = self._run(self.products)
         outputs = [rows_of(product.output) for product in self.products]
         alone, mixing = [], []
@@ -392,7 +394,9 @@ class _PinnedBlock:
 
     def writers(self, products: Sequence[Product], o: Tensor) -> list[Product]:
         """Return the products whose output reaches the stream through no other product."""
-        if not products or torch.equal(rows_of(self._run(products)[0]), o):  # the usual case: none, after one run
+        if not products or torch.equal(
+            rows_of(self._run(products)[0]), o
+        ):  # usually there are none, which one run shows
             return []
         return [product for product in products if not torch.equal(rows_of(self._run([product])[0]), o)]
 
@@ -407,7 +411,7 @@ class _PinnedBlock:
         return output, {product.key: product.inputs for product in mode.products}
 
 
-def _repeat_call(call: ModuleCall, *_arguments: Any, **_named: Any) -> Any:
+def _repeat_call(call: ModuleCall, *_arguments: Any, **_keywords: Any) -> Any:
     return call.returning(call.output.clone())
 
 
@@ -419,16 +423,16 @@ def _change_first_position(output: Tensor, shape: tuple[int, int]) -> Tensor:
 
 # Step 8: second probe
 #
-# Products with large matrices dominate the cost of a pass, and torch's own linear maps do the same at every position.
-# So each of them is replaced by a low-rank random map, which costs almost nothing. All other code of the block runs on
-# 64 positions, with a stream and coefficients up to a thousand times the usual size.
+# Products with large matrices dominate the cost of a pass, and torch's linear maps treat all positions alike. Each of
+# these maps is therefore replaced by a random map of low rank, which costs almost nothing. All other code of the block
+# runs on 64 positions, with a stream and coefficients of up to a thousand times the usual size.
 
 _LENGTH, _RANK, _SEED = 64, 4, 2022
 _STREAM, _LARGEST = 100.0, 1000.0  # size of the stream relative to the first probe, and of the largest key products
 
 
 def second_calls(model: MemoryModel, calls: Sequence[BlockCall]) -> list[BlockCall] | None:
-    """Return the calls that the blocks get for 64 tokens, without running them; None if the context is too short."""
+    """Return the calls of the blocks for 64 tokens, without running the blocks; None if the context is too short."""
     length = _LENGTH if model.context is None else min(_LENGTH, model.context)
     if length <= calls[0].shape[1]:
         return None
@@ -437,9 +441,9 @@ def second_calls(model: MemoryModel, calls: Sequence[BlockCall]) -> list[BlockCa
     recorded: list[ModuleCall] = []
 
     def forward(call: BlockCall) -> Callable[..., Any]:
-        def skip(*arguments: Any, **named: Any) -> Any:
-            inputs = first_input(arguments, named).detach()
-            recorded.append(ModuleCall(call.block, arguments, named, inputs, inputs, None))
+        def skip(*arguments: Any, **keywords: Any) -> Any:
+            inputs = first_input(arguments, keywords).detach()
+            recorded.append(ModuleCall(call.block, arguments, keywords, inputs, inputs, None))
             return _extend_return_value(call, inputs)
 
         return skip
@@ -453,7 +457,7 @@ def second_calls(model: MemoryModel, calls: Sequence[BlockCall]) -> list[BlockCa
 
 
 def _extend_return_value(call: BlockCall, states: Tensor) -> Any:
-    """Return the block's recorded return value with these states. Other tensors by position are repeated to fit."""
+    """Return the block's recorded return value with these states. Other tensors by position are repeated to match."""
     places = torch.arange(states.shape[1]) % call.shape[1]
 
     def extend(value: Any) -> Any:
@@ -496,8 +500,8 @@ class _SmallMap:
     spread: float  # size of the largest output relative to the smallest
     parts: list[Tensor] = field(default_factory=list)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Tensor:
-        inputs: Tensor = first_input(arguments, named)
+    def __call__(self, *arguments: Any, **keywords: Any) -> Tensor:
+        inputs: Tensor = first_input(arguments, keywords)
         if not self.parts:
             generator = torch.Generator().manual_seed(_SEED)
             inward = torch.randn(inputs.shape[-1], _RANK, generator=generator)
@@ -552,7 +556,7 @@ def as_recorded(layer: MemoryLayer, call: BlockCall) -> MemoryLayer:
 
     def recorded(group: MemoryGroup) -> MemoryGroup:
         parts = projections(group)
-        # other kinds of groups may use other weights, and a token scale changes how values are weighed
+        # a subclass may use other weights, and a token scale changes how values are weighed
         if type(group) is not LinearGroup or group.token_scale is not None:
             return group
         if not all(is_plain(part) and part in calls for part in parts):
@@ -564,7 +568,7 @@ def as_recorded(layer: MemoryLayer, call: BlockCall) -> MemoryLayer:
 
 @contextmanager
 def with_small_maps(layer: MemoryLayer, call: BlockCall) -> Iterator[MemoryLayer]:
-    """Replace the block's linear maps with small maps and yield the layer whose formulas use them."""
+    """Replace the linear maps of the block with small maps. Yields the layer with formulas that use the small maps."""
     size = float(call.states.square().mean().sqrt())
     maps = {module: _SmallMap(_outputs(module), 3.0, 1.0) for module in layer.block.modules() if is_plain(module)}
     groups: list[MemoryGroup] = []

@@ -96,7 +96,7 @@ class ModelLoader:
         """Return the model for worker `number`. Workers take turns on the GPUs.
 
         Raises:
-            ModelError: The source now holds a different model.
+            ModelError: The model at the source has changed.
         """
         import torch
 
@@ -104,17 +104,18 @@ class ModelLoader:
 
         torch.set_num_threads(self.threads)
         device = f"cuda:{number % max(1, torch.cuda.device_count())}" if self.device.startswith("cuda") else self.device
+        model: MemoryModel
         if self.copy:
-            model: MemoryModel = pickle.loads(self.copy)
+            model = pickle.loads(self.copy)
             model.network.to(device)
             return model
-        more = {} if self.device_map is None else {"device_map": self.device_map}
-        loaded = load(self.source, tokenizer=self.tokenizer, device=device, dtype=self.dtype, prove=False, **more)
-        if loaded.fingerprint() != self.fingerprint:
+        options = {} if self.device_map is None else {"device_map": self.device_map}
+        model = load(self.source, tokenizer=self.tokenizer, device=device, dtype=self.dtype, prove=False, **options)
+        if model.fingerprint() != self.fingerprint:
             raise ModelError(
-                f"{self.source} has changed since the scan began; restore what was there, or start over with --fresh"
+                f"{self.source} has changed since the scan began; restore its files, or start over with --fresh"
             )
-        return loaded
+        return model
 
 
 def _pickle_model(model: MemoryModel) -> bytes:
@@ -124,8 +125,8 @@ def _pickle_model(model: MemoryModel) -> bytes:
         raise
     except Exception as error:  # the parts of an object may raise anything
         raise ModelError(
-            f"{model.name} is a model in memory that cannot be copied to other processes ({type(error).__name__}); "
-            "save it and name its folder, or use --workers 1"
+            f"{model.name} is a loaded model that cannot be copied to other processes ({type(error).__name__}); "
+            "save it and pass its folder, or use --workers 1"
         ) from error
 
 
@@ -135,5 +136,5 @@ def _check_picklable(tokenizer: Any) -> None:
     except Exception as error:
         raise ModelError(
             f"{type(tokenizer).__name__} cannot be copied to other processes ({type(error).__name__}); "
-            "name the tokenizer's folder, or use --workers 1"
+            "pass the tokenizer's folder, or use --workers 1"
         ) from error

@@ -145,17 +145,17 @@ def as_sae(model: MemoryModel | Any, layer: int, *, dtype: torch.dtype | None = 
     """
     from memlens.models.load import load
 
-    loaded = load(model) if not isinstance(model, MemoryModel) else model
-    (number,) = loaded.layer_numbers([layer])
-    memories = loaded.layers[number]
+    memory_model = load(model) if not isinstance(model, MemoryModel) else model
+    (number,) = memory_model.layer_numbers([layer])
+    memories = memory_model.layers[number]
     (group,) = memories.groups if len(memories.groups) == 1 else (None,)
     if not isinstance(group, LinearGroup):
         raise UnsupportedModel(
-            f"layer {number} of {loaded.name} is not a single dense block, and a sparse autoencoder has no router; "
-            "use a layer without experts"
+            f"layer {number} of {memory_model.name} is not a single dense block, and a sparse autoencoder has no "
+            "router; use a layer without experts"
         )
     precision = group.values.dtype if dtype is None else dtype
-    return LayerAsSae(group, _config(loaded, memories, group, precision), precision)
+    return LayerAsSae(group, _config(memory_model, memories, group, precision), precision)
 
 
 def _config(model: MemoryModel, layer: MemoryLayer, group: LinearGroup, dtype: torch.dtype) -> SaeConfig:
