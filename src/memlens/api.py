@@ -122,11 +122,11 @@ def scan(
     recorded = recorded_threads(folder) if run.threads is None and resume else None
     settings = ScanSettings.with_preset(**scanning | {"threads": run.threads or recorded})
     sources = corpus_settings(corpus, **cutting)
-    mapped: dict[str, Any] = {} if run.device_map is None else {"device_map": run.device_map}
-    loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, **mapped)
-    workers = choose_workers(run, loaded, settings, sources, recorded, is_complete(folder) and resume)
+    load_options: dict[str, Any] = {} if run.device_map is None else {"device_map": run.device_map}
+    memory_model = load(model, tokenizer=tokenizer, device=device, dtype=dtype, **load_options)
+    workers = choose_workers(run, memory_model, settings, sources, recorded, is_complete(folder) and resume)
     plan = build_index(
-        loaded,
+        memory_model,
         sources,
         replace(settings, threads=workers.threads),
         folder,
@@ -142,7 +142,7 @@ def scan(
     if shard is not None:
         return open_shard(folder)
     index = _open_built(folder, plan)
-    index.model = loaded if loaded is model else None  # avoids loading it again
+    index.model = memory_model if memory_model is model else None  # avoids loading it again
     return index
 
 
@@ -171,7 +171,7 @@ def merge(parts: Sequence[Source], *, out: Source, resume: bool = True, progress
     from memlens.index.shards import merge_shards
 
     if not parts:
-        raise SettingError("no shards were given; name the folders that `memlens scan --shard` wrote")
+        raise SettingError("there are no shards to merge; name the folders that `memlens scan --shard` wrote")
     folder = folder_of(out)
     return _open_built(folder, merge_shards([Path(part) for part in parts], folder, resume=resume, progress=progress))
 
@@ -220,17 +220,17 @@ def chart(index: Index | Source, experiment: str) -> Any:
 
     if experiment not in EXPERIMENTS:
         raise UnknownName(f"there is no experiment '{experiment}'; known: {', '.join(EXPERIMENTS)}")
-    drawn = EXPERIMENTS[experiment].charts(_opened(index))
-    if not drawn:
+    panels = EXPERIMENTS[experiment].charts(_open_current(index))
+    if not panels:
         raise IndexFolderError(f"the table of '{experiment}' is empty, so it has no chart")
-    if len(drawn) == 1:
-        return drawn[0]
-    config = drawn[0].config
-    for panel in drawn:
+    if len(panels) == 1:
+        return panels[0]
+    config = panels[0].config
+    for panel in panels:
         panel.config = alt.Undefined  # only the combined chart may have a config
-    joined = alt.hconcat(*drawn)
-    joined.config = config
-    return joined
+    figure = alt.hconcat(*panels)
+    figure.config = config
+    return figure
 
 
 def push(index: Index | Source, repo: str, *, private: bool = False, progress: Progress = no_progress) -> PushResult:
@@ -250,7 +250,7 @@ def push(index: Index | Source, repo: str, *, private: bool = False, progress: P
     """
     from memlens.index.hub import push
 
-    return push(_opened(index), repo, private=private, progress=progress)
+    return push(_open_current(index), repo, private=private, progress=progress)
 
 
 def pull(repo: str, *, out: Source | None = None, resume: bool = True, progress: Progress = no_progress) -> Index:
@@ -303,13 +303,13 @@ def values(
     from memlens.vocab.table import compute_values
 
     reading, running = split_options("values", options, ValueSettings, RunSettings)
-    settings, run, opened = ValueSettings(**reading), RunSettings(**running), _opened(index)
+    settings, run, index = ValueSettings(**reading), RunSettings(**running), _open_current(index)
     threads = _threads(run)
     with use_threads(threads):
         compute_values(
-            opened, _model_or_name(model), progress=progress, make_pool=_pool_maker(run, threads), **asdict(settings)
+            index, _model_or_name(model), progress=progress, make_pool=_pool_maker(run, threads), **asdict(settings)
         )
-    return opened
+    return index
 
 
 def patterns(index: Index | Source, *, progress: Progress = no_progress, **options: Any) -> Index:
@@ -332,10 +332,10 @@ def patterns(index: Index | Source, *, progress: Progress = no_progress, **optio
     """
     from memlens.pattern.table import compute_patterns
 
-    (given,) = split_options("patterns", options, PatternSettings)
-    opened = _opened(index)
-    compute_patterns(opened, PatternSettings(**given), progress=progress)
-    return opened
+    (pattern_options,) = split_options("patterns", options, PatternSettings)
+    index = _open_current(index)
+    compute_patterns(index, PatternSettings(**pattern_options), progress=progress)
+    return index
 
 
 def roles(
@@ -365,10 +365,10 @@ def roles(
     """
     from memlens.role.table import compute_roles
 
-    (given,) = split_options("roles", options, RoleSettings)
-    settings, opened = RoleSettings(**given), _opened(index)
-    compute_roles(opened, _model_or_name(model), rate=settings.rate, seed=settings.seed, progress=progress)
-    return opened
+    (role_options,) = split_options("roles", options, RoleSettings)
+    settings, index = RoleSettings(**role_options), _open_current(index)
+    compute_roles(index, _model_or_name(model), rate=settings.rate, seed=settings.seed, progress=progress)
+    return index
 
 
 def experiment(
@@ -409,18 +409,17 @@ def experiment(
     from memlens.vocab.kernels import use_threads
 
     drawing, cutting, running = split_options("experiment", options, SampleSettings, CorpusSettings, RunSettings)
-    drawn, where = SampleSettings(**drawing), RunSettings(**running)
-    more: dict[str, Any] = {} if drawn.stop_words is None else {"stop_words": drawn.stop_words}
+    sample, run_options = SampleSettings(**drawing), RunSettings(**running)
+    arguments: dict[str, Any] = {} if sample.stop_words is None else {"stop_words": sample.stop_words}
     if validation is not None:
-        more["validation"] = corpus_settings(validation, **cutting)
+        arguments["validation"] = corpus_settings(validation, **cutting)
     for name in () if validation is not None else sorted(cutting):
         raise SettingError(f"{option_name(name)} has no effect without --validation; leave it out")
-    more |= {"seed": drawn.seed, "sample": drawn.sample}
-    opened, source, threads = _opened(index), _model_or_name(model), _threads(where)
+    arguments |= {"seed": sample.seed, "sample": sample.sample}
+    index, threads = _open_current(index), _threads(run_options)
+    arguments |= {"progress": progress, "skipped": skipped, "make_pool": _pool_maker(run_options, threads)}
     with use_threads(threads):
-        return run(
-            opened, names, source, progress=progress, skipped=skipped, make_pool=_pool_maker(where, threads), **more
-        )
+        return run(index, names, _model_or_name(model), **arguments)
 
 
 def report(
@@ -452,9 +451,9 @@ def report(
     """
     from memlens.reports.report import make_report
 
-    opened = _opened(index)
-    page = opened.folder / REPORT if out is None else Path(out)
-    return make_report(opened, page, None if assets is None else Path(assets), progress, force=force)
+    index = _open_current(index)
+    page = index.folder / REPORT if out is None else Path(out)
+    return make_report(index, page, None if assets is None else Path(assets), progress, force=force)
 
 
 def site(
@@ -484,8 +483,9 @@ def site(
     """
     from memlens.web.static_site import make_site
 
-    chosen = parse_layers(layers) if isinstance(layers, str) else layers
-    return make_site(_opened(index).folder, Path(out), layers=chosen, top=top, force=force, progress=progress)
+    layer_numbers = parse_layers(layers) if isinstance(layers, str) else layers
+    folder = _open_current(index).folder
+    return make_site(folder, Path(out), layers=layer_numbers, top=top, force=force, progress=progress)
 
 
 def compare(
@@ -520,11 +520,16 @@ def compare(
     """
     from memlens.comparison.compare import compare_indexes
 
-    return compare_indexes(_opened(a), _opened(b), by=by, layers=layers, top=top, alike=alike)
+    return compare_indexes(_open_current(a), _open_current(b), by=by, layers=layers, top=top, alike=alike)
 
 
 def folder_of(out: Source) -> Path:
-    """Return the path of an index folder. Raises an error if it is empty, or inside another index or a model."""
+    """Return the path of an index folder.
+
+    Raises:
+        SettingError: The path is empty.
+        OutputError: The path is inside another index or a model.
+    """
     if not os.fspath(out):
         raise SettingError("-o is empty; name a folder for the index")
     refuse_inside_others(Path(out))
@@ -554,12 +559,12 @@ def _threads(run: RunSettings) -> int:
     return 1 if run.executor == "ray" else max(1, usable_cores() // (run.workers or 1))
 
 
-def _opened(index: Index | Source) -> Index:
+def _open_current(index: Index | Source) -> Index:
     """Return the index with its current tables."""
-    opened = open_index(index)
-    if opened is index:
-        opened.reload()
-    return opened
+    index = open_index(index)
+    if index is index:
+        index.reload()
+    return index
 
 
 def _open_built(folder: Path, plan: Mapping[str, Any]) -> Index:

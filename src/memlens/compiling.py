@@ -1,12 +1,12 @@
-"""Compiled loops, the folder where their machine code is kept, and sorting inside of loops.
+"""Compiled loops, the cache folder for their machine code, and sorting inside loops.
 
-numba notices a change of the file that defines a compiled function. It does not notice changes of other files whose
-functions and constants are compiled into it. The machine code is therefore kept in a folder named after a hash of all
-files of memlens that hold compiled functions: $NUMBA_CACHE_DIR/memlens-HASH if that variable is set, otherwise
-~/.cache/memlens/numba/HASH. If neither can be written to, a folder in the temporary folder is used.
+numba recompiles a function if the file that defines it changes, but not if other files change whose functions and
+constants are compiled into it. The cache folder is therefore named after a hash of all files of memlens that contain
+compiled functions: $NUMBA_CACHE_DIR/memlens-HASH if that variable is set, otherwise ~/.cache/memlens/numba/HASH. If
+that folder is not writable, a folder in the system's temporary folder is used.
 
-A process that finds no machine code compiles. Before workers start, the driver of a scan compiles, so that workers only
-load (`memlens.scanner.kernels.warm_up`).
+A process that finds no machine code compiles. The driver of a scan compiles before it starts workers, so that workers
+only load (`memlens.scanner.kernels.warm_up`).
 """
 
 import hashlib
@@ -27,9 +27,9 @@ from numba.extending import overload, register_jitable
 def compiled(function: Callable[..., Any]) -> Any:
     """Compile a function that Python code calls, on its first call with arguments of new types.
 
-    The machine code is read from the cache folder if it is there, and releases the GIL while it runs. An array's layout
-    is part of its type, so pass arrays of one dtype in C order. Helpers that only compiled functions call are
-    `compiled_part`s.
+    Machine code comes from the cache folder if possible, and releases the GIL while it runs. An array's layout is part
+    of its type, so pass arrays of one dtype in C order. Use `compiled_part` for helpers that only compiled functions
+    call.
     """
     before = config.CACHE_DIR
     config.CACHE_DIR = str(cache_folder() or before)
@@ -54,9 +54,8 @@ def compiled(function: Callable[..., Any]) -> Any:
     return call
 
 
-# Decorator of a function that only compiled functions call. It is compiled as a part of them, without a cache file or a
-# Python wrapper, and once for variable and constant arguments, which halves the compile time. Called from Python it
-# runs as plain Python.
+# Decorator for a function that only compiled functions call. It is compiled as a part of them, without a cache file or
+# a Python wrapper, which halves the compile time. If Python calls it, it runs as plain Python.
 compiled_part = register_jitable
 
 
@@ -91,7 +90,7 @@ def _make_private(folder: Path) -> Path | None:
     return folder if is_private and os.access(folder, os.W_OK) else None
 
 
-# Shell's sort with Ciura's gaps sorts some hundred numbers nearly as fast as numba's quicksort, and compiles in 0.1 s
+# Shell's sort with Ciura's gaps sorts some hundred numbers nearly as fast as numba's quicksort. It compiles in 0.1 s
 # instead of 6 s.
 _GAPS = (1_577_003, 700_890, 311_507, 138_447, 61_532, 27_347, 12_154, 5_402, 2_401, 701, 301, 132, 57, 23, 10, 4, 1)
 

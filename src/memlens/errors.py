@@ -67,7 +67,7 @@ class WorkerError(MemlensError):
 
 
 class RayAgentError(WorkerError):
-    """An agent of Ray that this process talks to has ended. Ray will end this process soon."""
+    """An agent of Ray that this process needs has ended. Ray will end this process soon."""
 
 
 class BusyError(MemlensError):

@@ -4,7 +4,7 @@ A file is written under a temporary name, synced and renamed, so a name always s
 names an output file or folder, these rules protect their own files:
 
     inside an index or a model folder           rejected
-    a device, a FIFO, a socket, a link          rejected: it would be replaced, not written to
+    a device, a FIFO, a socket, a link          rejected, because it would be replaced instead of written to
     a file or folder that memlens made before   replaced, and so is an empty file
     any other file                              rejected without --force
     the same name ending in .part               rejected unless memlens made it, even with --force
@@ -98,15 +98,15 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_limited(path: Path, limit: int) -> bytes:
-    """Return the bytes of a file. Raises FilesError if it is larger than `limit`, or a pipe or device."""
+    """Return the bytes of a file. Raises FilesError if it is larger than `limit`, a pipe or a device."""
     try:
         if path.exists() and not path.is_file():
             raise FilesError(f"{path} is not a regular file; copy its content to a file first")
         if path.stat().st_size <= limit:
             return path.read_bytes()
     except OSError as error:
-        why = error.strerror or error
-        raise FilesError(f"cannot read {path}: {why}; check the path and its permissions") from error
+        reason = error.strerror or error
+        raise FilesError(f"cannot read {path}: {reason}; check the path and its permissions") from error
     raise FilesError(f"{path} is larger than {limit >> 20:,} MB, the limit for this kind of file; check the path")
 
 
@@ -116,11 +116,11 @@ def read_json(path: Path, advice: str = _MAKE_AGAIN) -> dict[str, Any]:
         if path.exists() and not path.is_file():  # a pipe may never end
             raise FilesError(f"{path} is not a regular file; {advice}")
         if path.stat().st_size > _JSON_LIMIT:
-            raise FilesError(f"{path} is damaged (larger than any such file of memlens); {advice}")
+            raise FilesError(f"{path} is damaged (larger than any file that memlens writes here); {advice}")
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        why = error.strerror or error
-        raise FilesError(f"cannot read {path}: {why}; check the path and its permissions") from error
+        reason = error.strerror or error
+        raise FilesError(f"cannot read {path}: {reason}; check the path and its permissions") from error
     except (ValueError, RecursionError) as error:
         raise FilesError(f"{path} is damaged (not JSON); {advice}") from error
     if not isinstance(content, dict):
@@ -132,7 +132,7 @@ _SEAL = "seal"  # the checksum of the rest of the document
 
 
 def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON document with its checksum, which shows later changes."""
+    """Write a JSON document with its checksum, so that later changes are detected."""
     write_json(path, {**content, _SEAL: _seal_of(content)})
 
 
@@ -150,8 +150,8 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def _seal_of(content: Mapping[str, Any]) -> str:
-    rest = {name: value for name, value in content.items() if name != _SEAL}
-    as_read = json.loads(json.dumps(rest))  # JSON turns integer keys into text, which sorts differently
+    body = {name: value for name, value in content.items() if name != _SEAL}
+    as_read = json.loads(json.dumps(body))  # JSON turns integer keys into text, which sorts differently
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
 
 
@@ -204,7 +204,7 @@ FileStamp = tuple[int, int, int, int]
 
 
 def file_stamp(path: Path) -> FileStamp | None:
-    """Return size, times and inode of a file, which change when it is replaced, or None if there is no file."""
+    """Return size, times and inode of a file, which change if the file is replaced. None if there is no file."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -220,10 +220,10 @@ def is_as_noted(path: Path, facts: FileFacts | None) -> bool:
 @contextmanager
 def lock_for_writing(lock: Path) -> Iterator[None]:
     """Hold a folder's lock file. Raises FilesError at once if another process holds it."""
-    held = FileLock(lock)
+    file_lock = FileLock(lock)
     with explain_os_errors(lock):
         try:
-            held.acquire(timeout=0)
+            file_lock.acquire(timeout=0)
         except Timeout as error:
             raise FilesError(
                 f"another memlens process is writing to {lock.parent}; wait for it or choose another folder with -o"
@@ -231,7 +231,7 @@ def lock_for_writing(lock: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        held.release()
+        file_lock.release()
 
 
 class HashedFile(io.FileIO):
@@ -273,15 +273,18 @@ def write_table(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> Fil
 
 
 def open_database(threads: int = 1) -> duckdb.DuckDBPyConnection:
-    """Return an in-memory database. With one thread DuckDB uses the caller's thread and starts no others: a process
-    that is forked while database threads run hangs or crashes when it drops the database."""
+    """Return an in-memory database.
+
+    With one thread, DuckDB runs in the caller's thread. A process that is forked while DuckDB's own threads run would
+    hang or crash when it closes the database.
+    """
     import duckdb
 
     return duckdb.connect(config={"threads": threads, "async_threads": 0})
 
 
 def reader_of(path: Path) -> str:
-    """Return SQL with which DuckDB reads exactly this file: no wildcards, no columns from folder names like layer=3."""
+    """Return SQL that reads exactly this file, without wildcards or columns from folder names such as layer=3."""
     plain = "".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(path.absolute()))
     quoted = plain.replace("'", "''")
     return f"read_parquet('{quoted}', hive_partitioning = false)"
@@ -311,7 +314,7 @@ def refuse_content(path: Path, is_ours: Callable[[bytes], bool], *, force: bool 
         raise OutputError(f"{path} is a folder; name a file")
     if not force and not _is_empty_or(is_ours, path):
         raise OutputError(f"{path} was not made by memlens; name another file, or replace it with --force")
-    beside = path.with_name(path.name + ".part")  # `replacing` writes this first; a browser may be downloading to it
+    beside = path.with_name(path.name + ".part")  # written by `replacing`, but also a common name of downloads
     _refuse_kind(beside)
     if beside.is_dir() or not _is_empty_or(is_ours, beside):
         raise OutputError(f"{beside} exists and was not made by memlens; move it, or name another output file")
@@ -361,7 +364,7 @@ def prepare_output_folder(folder: Path, *, force: bool = False, replaced: Iterab
         raise OutputError(f"cannot write {folder}: {error.strerror or error}; name another folder") from error
     if entries and not is_ours and not force:
         raise OutputError(f"{folder} holds files that memlens did not make; name another folder, or use --force")
-    for entry in entries:  # writing to a link would change a file in another folder
+    for entry in entries:  # writing through a link would change a file in another folder
         _refuse_kind(entry, "move it away, or name another folder")
     try:
         for entry in old:

@@ -22,8 +22,8 @@ _LETTERS = {"dense": "", "shared": "S", "routed": "E"}
 KINDS = tuple(_LETTERS)  # in the order in which a layer numbers its memories
 _KINDS = {letter: kind for kind, letter in _LETTERS.items()}
 _ORDER = {kind: place for place, kind in enumerate(_LETTERS)}
-# Roles (see role/rules.py) with the columns of roles.parquet that decide them. A memory with several roles is counted
-# under the first.
+# Roles (see role/rules.py) with the columns of roles.parquet that decide them. A memory with several roles counts
+# toward the first of them.
 ROLE_NUMBERS: dict[str, tuple[str, ...]] = {
     "dead": (),
     "token": ("token_cover", "q_token"),
@@ -41,7 +41,7 @@ ROLES = tuple(ROLE_NUMBERS)
 
 
 class _NamedRecord:
-    """A record that JSON represents by its name."""
+    """A record that is written to JSON as its name."""
 
     def to_json(self) -> str:
         return str(self)
@@ -189,12 +189,12 @@ class MemoryNames:
         except UnknownName:
             span = range(0)
         if not 0 <= memory.memory < len(span):
-            where = f"layer {memory.layer}{self._of}"
-            raise UnknownName(f"{memory} does not exist: {where} has {self._what(memory.layer)}")
+            place = f"layer {memory.layer}{self._of}"
+            raise UnknownName(f"{memory} does not exist: {place} has {self._what(memory.layer)}")
         return span[memory.memory]
 
     def sql(self, layer: int, number: str) -> str:
-        """Return an SQL expression for the name of a memory, given the SQL of its number."""
+        """Return an SQL expression for the name of a memory. `number` is an SQL expression for its number."""
         cases, first, before = [], 0, dict.fromkeys(_LETTERS, 0)
         for group in self.layers[layer]:
             place = f"({number} - {first})"

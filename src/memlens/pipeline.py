@@ -29,7 +29,7 @@ from memlens.errors import IndexFolderError, ModelNotFound, SettingError
 from memlens.experiments import prefix_pass
 from memlens.experiments.experiment import APPEARS, VERDICTS, Experiment
 from memlens.experiments.prefixes import check_stop_words
-from memlens.experiments.run import EXPERIMENTS as KNOWN, find_experiments, is_made
+from memlens.experiments.run import EXPERIMENTS as ALL_EXPERIMENTS, find_experiments, is_made
 from memlens.index.check import restore_manifest
 from memlens.index.format import (
     EXPERIMENTS,
@@ -149,26 +149,26 @@ def analyze(
         "analyze", options, SampleSettings, ScanSettings, CorpusSettings, ScanRunSettings
     )
     text = None if validation is None else api.corpus_settings(validation, **cutting)
-    drawn = _Samples(SampleSettings(**drawing), samples or {}, text)
-    drawn.check()  # find invalid options before the long scan
-    loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype)
+    sampling = _Sampling(SampleSettings(**drawing), samples or {}, text)
+    sampling.check()  # find invalid options before the long scan
+    memory_model = load(model, tokenizer=tokenizer, device=device, dtype=dtype)
     if reading is not None:
-        loaded.lens.checked_reading(reading)
-    asked = {"corpus": corpus, "resume": resume, **scanning, **cutting, **running}
+        memory_model.lens.checked_reading(reading)
+    scan_options = {"corpus": corpus, "resume": resume, **scanning, **cutting, **running}
     watcher = watcher or StageWatcher()
-    work = _Work(loaded, folder, asked, ValueSettings(tokens, reading, vocabulary), drawn, progress)
+    work = _Work(memory_model, folder, scan_options, ValueSettings(tokens, reading, vocabulary), sampling, progress)
     stages = []
     for number, name in enumerate(STAGES):
         watcher.begins(number, name)
-        began = time.monotonic()
+        start = time.monotonic()
         stage: Stage = getattr(work, name)()
-        stages.append(replace(stage, seconds=stage.seconds or time.monotonic() - began))
+        stages.append(replace(stage, seconds=stage.seconds or time.monotonic() - start))
         watcher.ended(stages[-1])
     return Analysis(work.index, work.page, tuple(stages))
 
 
 @dataclass(frozen=True)
-class _Samples:
+class _Sampling:
     """Sampling options of the experiments. Stop words and validation text apply only to experiments on prefixes."""
 
     settings: SampleSettings
@@ -176,23 +176,24 @@ class _Samples:
     text: CorpusSettings | None
 
     def check(self) -> None:
+        """Raise an error for an unknown experiment, an invalid sample size, unknown stop words or a missing text."""
         find_experiments(list(self.samples))
         for sample in self.samples.values():
             replace(self.settings, sample=sample)
         if self.settings.stop_words is not None:
             check_stop_words(self.settings.stop_words)
         if self.text is not None:
-            corpus_fingerprint(self.text)  # reads the text once, to report a missing file now and not after the scan
+            corpus_fingerprint(self.text)  # reads the text, so that a missing file is reported before the scan
 
     def sample_of(self, experiment: Experiment) -> int | None:
         """Return the sample size of an experiment, or None for its default."""
         return self.samples.get(experiment.name, self.settings.sample if experiment.on_prefixes else None)
 
     def options(self, experiment: Experiment) -> dict[str, Any]:
-        chosen: dict[str, Any] = {"seed": self.settings.seed, "sample": self.sample_of(experiment)}
+        options: dict[str, Any] = {"seed": self.settings.seed, "sample": self.sample_of(experiment)}
         if experiment.on_prefixes and self.settings.stop_words is not None:
-            chosen["stop_words"] = self.settings.stop_words
-        return chosen
+            options["stop_words"] = self.settings.stop_words
+        return options
 
     def validation(self) -> dict[str, Any]:
         if self.text is None:
@@ -202,22 +203,22 @@ class _Samples:
 
 @dataclass
 class _Work:
-    """One analysis: a method for each stage, which computes what is not yet complete."""
+    """One analysis. Each stage is a method that computes whatever is not yet complete."""
 
     model: MemoryModel
     folder: Path
-    asked: dict[str, Any]  # options of the scan
+    scan_options: dict[str, Any]
     reading: ValueSettings
-    drawn: _Samples
+    sampling: _Sampling
     progress: Progress
     made: list[str] = field(default_factory=list)  # names of the experiments that were run
-    experimenting: float = 0.0  # seconds spent on experiments while patterns were computed
+    experiment_seconds: float = 0.0  # spent on experiments while patterns were computed
     index: Index = field(init=False)
     page: Path = field(init=False)
 
     @property
     def threads(self) -> int | None:
-        return self.asked.get("threads")
+        return self.scan_options.get("threads")
 
     def scan(self) -> Stage:
         reached: set[str] = set()
@@ -226,56 +227,53 @@ class _Work:
             reached.add(stage)
             self.progress(stage, done, total)
 
-        self.index = api.scan(self.model, out=self.folder, progress=progress, **self.asked)
+        self.index = api.scan(self.model, out=self.folder, progress=progress, **self.scan_options)
         return Stage("scan", MADE if reached else KEPT)  # a complete scan reports no progress
 
     def values(self) -> Stage:
-        chosen = asdict(self.reading)
-        if values_are_made(self.index, self.model, **chosen):
+        reading = asdict(self.reading)
+        if values_are_made(self.index, self.model, **reading):
             return Stage("values", KEPT)
-        api.values(self.index, model=self.model, threads=self.threads, progress=self.progress, **chosen)
+        api.values(self.index, model=self.model, threads=self.threads, progress=self.progress, **reading)
         return Stage("values", MADE)
 
     def patterns(self) -> Stage:
-        settings = PatternSettings(seed=self.drawn.settings.seed)
+        settings = PatternSettings(seed=self.sampling.settings.seed)
         if patterns_are_made(self.index, settings):
             return Stage("patterns", KEPT)
         if self.threads == 1 or usable_cores() == 1:
             compute_patterns(self.index, settings, progress=self.progress)
             return Stage("patterns", MADE)
         with find_patterns_beside(self.index.folder, settings) as wait_for_tables:
-            began = time.monotonic()
+            start = time.monotonic()
             self._run_experiments(lambda experiment: PATTERNS.removesuffix(".parquet") not in experiment.needs)
-            self.experimenting = time.monotonic() - began
+            self.experiment_seconds = time.monotonic() - start
             tables, seconds = wait_for_tables(self.progress)
         tables.write(self.index)
         return Stage("patterns", MADE, seconds)
 
     def experiments(self) -> Stage:
-        began = time.monotonic() - self.experimenting
+        start = time.monotonic() - self.experiment_seconds
         skipped = self._run_experiments(lambda experiment: True)
-        order = {
-            experiment.name: place
-            for place, experiment in enumerate(sorted(KNOWN.values(), key=lambda experiment: experiment.on_prefixes))
-        }
-        names = tuple(sorted(self.made, key=lambda name: order[name]))
+        by_kind = sorted(ALL_EXPERIMENTS.values(), key=lambda experiment: experiment.on_prefixes)
+        names = tuple(experiment.name for experiment in by_kind if experiment.name in self.made)
         outcome = MADE if names else KEPT
-        return Stage("experiments", outcome, time.monotonic() - began, made=names, skipped=tuple(skipped.items()))
+        return Stage("experiments", outcome, time.monotonic() - start, made=names, skipped=tuple(skipped.items()))
 
-    def _run_experiments(self, is_chosen: Callable[[Experiment], bool]) -> dict[str, str]:
-        """Run the chosen experiments that are not complete. Returns {name: reason} of those that cannot run."""
+    def _run_experiments(self, is_selected: Callable[[Experiment], bool]) -> dict[str, str]:
+        """Run the selected experiments that are not complete. Returns {name: reason} of those that cannot run."""
         skipped: dict[str, str] = {}
-        left: dict[tuple[bool, int | None], list[Experiment]] = {}  # groups that can run together
-        for experiment in filter(is_chosen, find_experiments(["all"])):
-            text = self.drawn.text if experiment.on_prefixes else None
+        pending: dict[tuple[bool, int | None], list[Experiment]] = {}  # groups that can run together
+        for experiment in filter(is_selected, find_experiments(["all"])):
+            text = self.sampling.text if experiment.on_prefixes else None
             if (reason := experiment.obstacle(self.index)) is not None:
                 skipped[experiment.name] = reason
-            elif not is_made(self.index, experiment, validation=text, **self.drawn.options(experiment)):
-                left.setdefault((experiment.on_prefixes, self.drawn.sample_of(experiment)), []).append(experiment)
-        for (on_prefixes, _sample), group in sorted(left.items(), key=lambda item: item[0][0]):
-            chosen = self.drawn.options(group[0]) | (self.drawn.validation() if on_prefixes else {})
+            elif not is_made(self.index, experiment, validation=text, **self.sampling.options(experiment)):
+                pending.setdefault((experiment.on_prefixes, self.sampling.sample_of(experiment)), []).append(experiment)
+        for (on_prefixes, _sample), group in sorted(pending.items(), key=lambda item: item[0][0]):
+            options = self.sampling.options(group[0]) | (self.sampling.validation() if on_prefixes else {})
             names = [experiment.name for experiment in group]
-            api.experiment(self.index, names, model=self.model, threads=self.threads, progress=self.progress, **chosen)
+            api.experiment(self.index, names, model=self.model, threads=self.threads, progress=self.progress, **options)
             self.made += names
         return skipped
 
@@ -287,7 +285,7 @@ class _Work:
 FOLDER = "memlens-demo"
 # Findings that the demo shows: trends, those that agree with the paper first, and substitutes for missing ones.
 TRENDS = ("depth", "settling", "claim-agreement", "composition", "claim-last-token", "claim-residual")
-INSTEAD = ("dead", "rarest", "wanted")
+SUBSTITUTES = ("dead", "rarest", "wanted")
 HELD_OUT = f"{BUNDLED}:held-out"  # prefixes for section 5: not in the training text, as in the paper
 READ = 200_000  # tokens of the bundled text
 PREFIXES, EDITED = 1000, 8  # prefixes for section 5; memories per layer in the local-edits experiment
@@ -342,16 +340,16 @@ def demo(
     Raises:
         ModelNotFound: This installation has no bundled model.
     """
-    if taken := {"sample", "samples"} & options.keys():
-        raise SettingError(f"demo has no option {min(taken)}; set prefixes and edited instead")
+    if fixed_options := {"sample", "samples"} & options.keys():
+        raise SettingError(f"demo has no option {min(fixed_options)}; set prefixes and edited instead")
     if options.get("resume", True):
         prefixes, edited = _at_least(api.folder_of(out), prefixes, edited)
     samples = {experiment.name: edited for experiment in find_experiments(["all"]) if experiment.tokens_run}
     if corpus == BUNDLED:
         options = {"validation": HELD_OUT, "max_tokens": READ, **options}
-    loaded = _load(model)
-    analysis = analyze(loaded, corpus, out=out, sample=prefixes, samples=samples, **options)
-    findings, smaller = tuple(_five(analysis.index, loaded)), _smaller(prefixes, samples)
+    memory_model = _load(model)
+    analysis = analyze(memory_model, corpus, out=out, sample=prefixes, samples=samples, **options)
+    findings, smaller = tuple(_select_findings(analysis.index, memory_model)), _smaller(prefixes, samples)
     return Demo(analysis.index, analysis.report, analysis.stages, findings, smaller, _verdicts(analysis.index))
 
 
@@ -359,10 +357,10 @@ def _at_least(folder: Path, prefixes: int, edited: int) -> tuple[int, int]:
     """Return these sample sizes, or those in the folder if they are larger."""
     if not is_complete(folder):
         return prefixes, edited
-    manifest, known = open_index(folder).manifest, find_experiments(["all"])
-    counts = {experiment.name: manifest.experiment(experiment.name).sample or 0 for experiment in known}
-    on_prefixes = [counts[experiment.name] for experiment in known if experiment.on_prefixes]
-    run_again = [counts[experiment.name] for experiment in known if experiment.tokens_run]
+    manifest, experiments = open_index(folder).manifest, find_experiments(["all"])
+    counts = {experiment.name: manifest.experiment(experiment.name).sample or 0 for experiment in experiments}
+    on_prefixes = [counts[experiment.name] for experiment in experiments if experiment.on_prefixes]
+    run_again = [counts[experiment.name] for experiment in experiments if experiment.tokens_run]
     return max(prefixes, *on_prefixes), max(edited, *run_again)
 
 
@@ -373,22 +371,22 @@ def _load(model: Any) -> MemoryModel:
         if model != BUNDLED:
             raise
         raise ModelNotFound(
-            "the demo needs the bundled model, which this installation of memlens lacks; install a release, "
+            "the demo needs the bundled model, which is missing from this installation of memlens; install a release, "
             "or run `memlens analyze` with your own model"
         ) from error
 
 
-def _five(index: Index, model: MemoryModel) -> list[Insight]:
+def _select_findings(index: Index, model: MemoryModel) -> list[Insight]:
     """Return five findings: a memory with a topic, the memory that predictions need most, and three trends."""
-    needed = most_needed(Material(index), model)
-    insights = [*find(index, "memory"), *([needed] if needed else find(index, "right"))]
+    insight = most_needed(Material(index), model)
+    insights = [*find(index, "memory"), *([insight] if insight else find(index, "right"))]
     trends = sorted(find(index, *TRENDS), key=lambda trend: trend.verdict != APPEARS)  # a stable sort
-    return [*insights, *trends[:3], *find(index, *INSTEAD)][:5]
+    return [*insights, *trends[:3], *find(index, *SUBSTITUTES)][:5]
 
 
 def _verdicts(index: Index) -> dict[str, int]:
-    judged = Counter(claim.judgement.verdict for claim in Tables(index).judge() if claim.judgement is not None)
-    return {verdict: judged[verdict] for verdict in VERDICTS if judged[verdict]}
+    counts = Counter(claim.judgement.verdict for claim in Tables(index).judge() if claim.judgement is not None)
+    return {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
 
 
 def _smaller(sample: int, samples: dict[str, int]) -> tuple[SmallerSample, ...]:
@@ -417,48 +415,45 @@ def repair(
         The names of the files that were written.
 
     Raises:
-        IndexFolderError: A table of the scan or the annotations are damaged. The message states what to do.
+        IndexFolderError: A table of the scan is damaged, or the annotations are. The message states what to do.
     """
     folder = index.folder if isinstance(index, Index) else located(index)
     restored = [MANIFEST] if restore_manifest(folder) else []
     wrong = api.check(folder, progress=progress).to_make_again()
-    opened = open_index(folder)
-    noted = opened.manifest
+    index = open_index(folder)
+    manifest = index.manifest
     if {VALUES, KEYS, ROUTERS, TOKENS} & {*wrong}:
-        was = noted.values
-        api.values(
-            opened,
-            model=model,
-            progress=progress,
-            top=was.top,
-            reading=was.reading,
-            vocabulary=was.vocabulary,
-            threads=was.threads,
-        )
-    if {PATTERNS, NAMES} & {*wrong} and noted.patterns is not None:
-        api.patterns(opened, progress=progress, **noted.patterns.settings)
-    for name in _experiments_of(noted, wrong):
-        note = noted.experiments[name]
+        settings = {name: getattr(manifest.values, name) for name in ("top", "reading", "vocabulary", "threads")}
+        api.values(index, model=model, progress=progress, **settings)
+    if {PATTERNS, NAMES} & {*wrong} and manifest.patterns is not None:
+        api.patterns(index, progress=progress, **manifest.patterns.settings)
+    for name in _experiments_of(manifest, wrong):
+        note = manifest.experiments[name]
         if note.validation and note.validation_corpus is None:
             raise IndexFolderError(
-                f"'{name}' used prefixes of another corpus, which is not recorded in {opened.folder}; "
-                f"run `memlens experiment {opened.folder} {name} --validation CORPUS`"
+                f"'{name}' used prefixes of another corpus, which is not recorded in {index.folder}; "
+                f"run `memlens experiment {index.folder} {name} --validation CORPUS`"
             )
         options: dict[str, Any] = {"seed": note.seed, "sample": note.sample, "stop_words": note.stop_words}
         if note.validation_corpus is not None:
             corpus = dict(note.validation_corpus)
             options |= {"validation": corpus.pop("sources"), **corpus}
-        options["threads"] = noted.prefix_pass.content.get("threads")  # it affects the last bits of results
-        given: dict[str, Any] = {option: value for option, value in options.items() if value is not None}
-        api.experiment(opened, name, model=model, progress=progress, **given)
+        options["threads"] = manifest.prefix_pass.content.get("threads")  # it affects the last bits of results
+        arguments: dict[str, Any] = {option: value for option, value in options.items() if value is not None}
+        api.experiment(index, name, model=model, progress=progress, **arguments)
     return restored + wrong
 
 
-def _experiments_of(noted: Manifest, files: Sequence[str]) -> list[str]:
+def _experiments_of(manifest: Manifest, files: Sequence[str]) -> list[str]:
     """Return the experiments that wrote these files. Any experiment on prefixes repeats the pass over prefixes."""
     tables = {file.removesuffix(".parquet") for file in files}
-    present = [known for known in KNOWN.values() if known.name in noted.experiments]
-    again = [known for known in present if tables & {f"{EXPERIMENTS}/{table.name}" for table in known.tables}]
-    if tables & {prefix_pass.PREFIXES, prefix_pass.LAYERS} and not any(known.on_prefixes for known in again):
-        again += [known for known in present if known.on_prefixes][:1]
-    return [known.name for known in again]
+    experiments = [experiment for experiment in ALL_EXPERIMENTS.values() if experiment.name in manifest.experiments]
+    writers = [
+        experiment
+        for experiment in experiments
+        if tables & {f"{EXPERIMENTS}/{table.name}" for table in experiment.tables}
+    ]
+    needs_pass = tables & {prefix_pass.PREFIXES, prefix_pass.LAYERS}
+    if needs_pass and not any(experiment.on_prefixes for experiment in writers):
+        writers += [experiment for experiment in experiments if experiment.on_prefixes][:1]
+    return [experiment.name for experiment in writers]

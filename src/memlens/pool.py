@@ -4,15 +4,15 @@
         ...
 
 1. `function(value, item)` is called once per item. `value` is an object that every worker needs, such as the model.
-   A `Source` provides it: as it is in this process, and as a loader that can be pickled for workers.
-2. Results come in the order of the items. Few items and results are in memory at a time.
-3. Workers start with a map and end with it. An item whose worker died is retried up to RETRIES times.
-4. An exception of memlens.errors is raised here as itself. Any other exception is a bug: a RuntimeError with the
-   worker's traceback.
-5. Workers ignore SIGINT and SIGTERM, which are for the driver, and exit within a second if the driver dies.
+   A `Source` provides the object in this process, and a picklable loader for workers.
+2. Results are in the order of the items. Few items and results are in memory at a time.
+3. Workers start and end with a map. If a worker dies, its item is retried up to RETRIES times.
+4. An exception of memlens.errors in a worker is raised here unchanged. Any other exception is a bug. It is raised as a
+   RuntimeError with the worker's traceback.
+5. Workers ignore SIGINT and SIGTERM, which the driver handles, and exit within a second if the driver dies.
 
-Functions and items must be picklable, and a result must not depend on anything else, so that it is the same on every
-backend. This is the only module that imports loky and ray.
+Functions and items must be picklable. A result must depend on the function, the value and the item only, so that it is
+the same on every backend. This is the only module that imports loky and ray.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ Result = TypeVar("Result")
 RETRIES = 3  # for an item whose worker died, and for workers that die while they start
 POLL_SECONDS = 0.2  # between two checks for a stop request
 AHEAD = 2  # items per worker that are in memory
-AGENT_SECONDS = 2.0  # time limit of a check of Ray's agents
-CHECK_SECONDS = 0.5  # between two checks of Ray's agents: Ray ends a process within seconds after it lost them
+AGENT_SECONDS = 2.0  # time limit for a check of Ray's agents
+CHECK_SECONDS = 0.5  # between two checks of Ray's agents: Ray ends a process within seconds of losing them
 CONNECT_SECONDS = 30.0  # for connecting to an existing Ray cluster
 START_SECONDS = 300.0  # for the first Ray worker to start
 
@@ -79,7 +79,7 @@ class Source(Protocol):
         """Return a picklable function that makes the object in worker `number`, or None if that is impossible.
 
         Args:
-            copy: The worker could not load the object from where it came from. Send a copy.
+            copy: Send a copy, because workers could not load the object from its source.
             gpus: GPUs of each worker on a cluster; None for workers on this machine.
         """
 
@@ -108,14 +108,14 @@ class _Unpickler:
 
 
 class Pool(Protocol):
-    """A place where items are worked on."""
+    """A backend that applies functions to items."""
 
     def map(self, function: Callable[[Any, Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
         """Yield `function(value, item)` for every item, in order."""
 
 
 class SerialPool:
-    """One item after another in this process."""
+    """A pool that applies functions in this process, one item after another."""
 
     def __init__(self, value: Any = None) -> None:
         self.value = value
@@ -191,9 +191,9 @@ def _initialize(driver: int, order: bytes) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=exit_when_parent_dies, args=(driver,), daemon=True).start()
-    with Path(os.devnull).open("r+b") as nothing:  # stdout is for the driver's results
-        os.dup2(nothing.fileno(), 0)
-        os.dup2(nothing.fileno(), 1)
+    with Path(os.devnull).open("r+b") as null_device:  # only the driver writes to stdout
+        os.dup2(null_device.fileno(), 0)
+        os.dup2(null_device.fileno(), 1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     prepare_process()
     count = current_process().name.rpartition("-")[2]  # LokyProcess-1: loky numbers the workers of a driver
@@ -270,7 +270,7 @@ class ProcessPool:
                         task.future = task.future or executor.submit(_apply, task.item)
                     kind, *content = self._wait(tasks[0])
                 except TerminatedWorkerError as error:
-                    self.check_stop()  # a signal may have been sent to the workers as well
+                    self.check_stop()  # the workers may have received a signal that is meant to stop this process
                     _stop_executor(executor)
                     executor = None
                     for task in tasks:
@@ -317,8 +317,8 @@ def _start_executor(workers: int, order: tuple[Any, ...]) -> Any:
     from loky.backend import resource_tracker
     from loky.process_executor import ProcessPoolExecutor
 
-    # Python must not import modules from the current folder, which may be somebody else's checkpoint. loky restarts
-    # workers whose memory grows, which would load the model again.
+    # Workers must not import modules from the current folder, which may be an untrusted checkpoint. loky would restart
+    # a worker whose memory grows, and the new one would load the model again.
     environment = {"PYTHONSAFEPATH": "1", "LOKY_MAX_MEMORY_LEAK_SIZE": "1e18"}
     with _environment(environment):
         resource_tracker.ensure_running()
@@ -377,10 +377,10 @@ class RayWorker(Worker):
 
     def start(self, order: bytes) -> tuple[Any, ...]:
         if self.expected != versions():
-            theirs, ours = (
+            on_node, on_driver = (
                 "memlens {} with torch {} and transformers {}".format(*v) for v in (versions(), self.expected)
             )
-            message = f"a Ray node has {theirs}, the driver {ours}; results would differ: install the same versions"
+            message = f"a Ray node has {on_node}, but the driver has {on_driver}; install the same versions everywhere"
             return _ERROR, "WorkerError", message
         return super().start(order)
 
@@ -398,9 +398,9 @@ class _Actor:
 class RayPool:
     """Workers on the nodes of a Ray cluster.
 
-    The value is loaded on each node from its source, or sent through the object store to nodes that cannot load it.
-    The connection lasts for one map: Ray ends a process whose agents are gone, and a driver that computes between two
-    maps would not notice.
+    Each node loads the value from its source. Nodes that cannot load it receive a copy through the object store. The
+    connection lasts for one map: Ray ends a process whose agents are gone, and a driver that computes between two maps
+    would not notice in time.
     """
 
     def __init__(
@@ -495,13 +495,13 @@ class _RayMap:
             check_agents(self.ray)
             self.last_check = now
         for call in ready:
-            if by_call[call] in self.actors:  # else an earlier call has shown that the worker is lost
+            if by_call[call] in self.actors:  # otherwise an earlier call has shown that the worker is lost
                 self._handle(by_call[call], call)
         if any(actor.starting is None for actor in self.actors):
             self.last_ready = now
         elif now - self.last_ready > START_SECONDS:
             raise WorkerError(
-                f"no Ray worker has started for {START_SECONDS:.0f} seconds; the cluster has no room for one with "
+                f"no Ray worker has started for {START_SECONDS:.0f} seconds; the cluster has no room for a worker with "
                 f"{self.pool.threads} threads: wait, or use fewer --threads"
             )
 
@@ -526,7 +526,7 @@ class _RayMap:
             actor.calls.pop(call).reply = reply
 
     def _lose(self, actor: _Actor, reason: str) -> None:
-        """Give the items of a lost worker to others."""
+        """Remove a lost worker and reassign its items."""
         self.actors.remove(actor)
         self.ray.kill(actor.handle)
         if actor.starting is not None:
@@ -569,7 +569,7 @@ def connect_ray(address: str | None, check_stop: Callable[[], None] = lambda: No
     if ray.is_initialized():
         yield ray
         return
-    # Without an address, Ray would look for the last cluster of this machine, which may be gone.
+    # Without an address, Ray would connect to the last cluster on this machine, which may be gone.
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     if address == "local":
         ensure_ray_token()
@@ -577,7 +577,7 @@ def connect_ray(address: str | None, check_stop: Callable[[], None] = lambda: No
         _wait_for_cluster(address, check_stop)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=True)
-    except Exception as error:  # an agent that ends during startup shows in many ways
+    except Exception as error:  # an agent that ends during startup causes many kinds of errors
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         place = "no Ray cluster can be started here" if address == "local" else f"cannot connect to Ray at {address}"
         advice = "run the same command again" if address == "local" else "check --ray-address"
@@ -587,7 +587,7 @@ def connect_ray(address: str | None, check_stop: Callable[[], None] = lambda: No
     except OSError as error:  # a call failed ("Broken pipe") before Ray noticed that the agent is gone
         raise _agent_error(_lost_agent(ray) or "connection") from error
     finally:
-        if _lost_agent(ray):  # shutdown() would wait for it, here or at exit, until Ray ends this process with code 1
+        if _lost_agent(ray):  # shutdown() would wait for the agent until Ray ends this process with exit code 1
             atexit.unregister(ray.shutdown)
         else:
             with suppress(OSError):
@@ -633,7 +633,7 @@ def ensure_ray_token() -> None:
 
 
 def check_agents(ray: Any) -> None:
-    """Raise RayAgentError if an agent of Ray is gone. Ray would end this process within seconds, without a message."""
+    """Raise RayAgentError if an agent of Ray is gone. Otherwise Ray would soon end this process without a message."""
     if agent := _lost_agent(ray):
         raise _agent_error(agent)
 
@@ -661,5 +661,5 @@ def _lost_agent(ray: Any) -> str:
             except (ConnectionRefusedError, FileNotFoundError):
                 return name
             except OSError:
-                continue  # busy or far away, but not known to be gone
+                continue  # it may only be busy or far away
     return ""

@@ -10,9 +10,10 @@ import os
 _OBJECTS = 50_000  # new objects between two garbage collections: saves 6% of loading torch and a model
 # Parameters of mallopt, under the names of their environment variables.
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_ARENA_MAX": -8}
-# A command keeps freed memory. Otherwise the system clears every page again: 12% of a forward pass of a gated network.
+# A command keeps freed memory. Otherwise the system would have to clear each page again before it is reused, which is
+# 12% of a forward pass of a gated network.
 _COMMAND = {"MALLOC_TRIM_THRESHOLD_": 1 << 29, "MALLOC_MMAP_THRESHOLD_": 1 << 25}
-# A server returns freed memory, and its threads share two heaps. Otherwise it grows to a multiple of what it holds.
+# A server returns freed memory, and its threads share two heaps. Otherwise it would grow to a multiple of its data.
 _SERVER = {"MALLOC_TRIM_THRESHOLD_": 1 << 20, "MALLOC_MMAP_THRESHOLD_": 1 << 18, "MALLOC_ARENA_MAX": 2}
 
 
@@ -22,7 +23,7 @@ def prepare_process(*, is_server: bool = False) -> None:
     Call this before torch and numpy are imported. It changes the environment.
     """
     gc.set_threshold(_OBJECTS)
-    # numpy's products are small, and with one thread their last bits do not depend on the number of cores.
+    # with one thread, the last bits of numpy's products do not depend on the number of cores
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # By default, OpenMP threads spin for milliseconds after every product, which halves the speed on a busy machine.
     # 10,000 turns (50 microseconds) last until the next product of the same layer.

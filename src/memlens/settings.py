@@ -70,9 +70,9 @@ class Settings:
     def check_fields(self) -> None:
         """Raise SettingError, with the name of the option, for the first invalid field."""
         hints = get_type_hints(type(self))
-        for known in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
-            value, limits, name = getattr(self, known.name), known.metadata, option_name(known.name)
-            hint = hints[known.name]
+        for setting in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
+            value, limits, name = getattr(self, setting.name), setting.metadata, option_name(setting.name)
+            hint = hints[setting.name]
             alternatives = get_args(hint) if isinstance(hint, UnionType) else (hint,)
             if value is None and NoneType in alternatives:
                 continue
@@ -100,7 +100,7 @@ def _check_rate(rate: float) -> None:
 
 
 def split_options(verb: str, options: Mapping[str, Any], *settings: type) -> list[dict[str, Any]]:
-    """Split keyword options by settings class. None means not given.
+    """Split keyword options by settings class. Options that are None are left out.
 
     Returns:
         The options of each class, in the order of the classes. An option that two classes share is in both.
@@ -108,12 +108,13 @@ def split_options(verb: str, options: Mapping[str, Any], *settings: type) -> lis
     Raises:
         SettingError: No class has a field of this name.
     """
-    names = [{field.name for field in fields(kind) if field.default is not MISSING} for kind in settings]
-    known = set[str]().union(*names)
-    unknown = sorted(options.keys() - known)
+    names_by_class = [{field.name for field in fields(kind) if field.default is not MISSING} for kind in settings]
+    known_names = set[str]().union(*names_by_class)
+    unknown = sorted(options.keys() - known_names)
     if unknown:
-        raise SettingError(f"unknown {verb} option '{unknown[0]}'; known: {', '.join(sorted(known))}")
-    return [{name: value for name, value in options.items() if name in own and value is not None} for own in names]
+        raise SettingError(f"unknown {verb} option '{unknown[0]}'; known: {', '.join(sorted(known_names))}")
+    explicit = {name: value for name, value in options.items() if value is not None}
+    return [{name: explicit[name] for name in explicit if name in names} for names in names_by_class]
 
 
 @dataclass(frozen=True)
@@ -323,10 +324,10 @@ class HubSpec:
 
     @classmethod
     def parse(cls, source: str) -> "HubSpec":
-        name, *rest = source.removeprefix(HUB).split(":")
-        if not name or len(rest) > 2:
+        name, *parts = source.removeprefix(HUB).split(":")
+        if not name or len(parts) > 2:
             raise SettingError(f"corpus {source!r} is not a Hub dataset; write hf:NAME[:CONFIG[:SPLIT]]")
-        config, split = (*rest, "", "")[:2]
+        config, split = (*parts, "", "")[:2]
         return cls(name, config or None, split or "train")
 
     def __str__(self) -> str:
@@ -359,7 +360,7 @@ class CorpusSettings(Settings):
         object.__setattr__(self, "sources", tuple(str(source) for source in self.sources))
         self.check_fields()
         if not self.sources:
-            raise SettingError("no corpus is given; name a file, a folder, hf:NAME or bundled")
+            raise SettingError("the list of corpora is empty; name a file, a folder, hf:NAME or bundled")
         for source in self.sources:
             if not source.strip() or "\0" in source:
                 raise SettingError(f"corpus {source!r} is not a name; name a file, a folder, hf:NAME or bundled")
@@ -449,17 +450,17 @@ class ScanSettings(Settings):
     def __post_init__(self) -> None:
         self.check_fields()
         if self.bos_prefix and self.dedup == "prefix":
-            raise SettingError("--dedup prefix does not go with this preset, which keeps BOS alone as a prefix")
+            raise SettingError("--dedup prefix cannot be combined with this preset, which keeps BOS alone as a prefix")
         if self.layers is not None and not self.layers:
             raise SettingError("--layers is empty; write layers like 0-5,11, or leave it out for all")
 
     @classmethod
     def with_preset(cls, preset: str | None = None, **options: Any) -> "ScanSettings":
-        """Return the settings of a preset, overridden by options. None means not given; layers may be a string."""
-        (given,) = split_options("scan", options, cls)
-        if (layers := given.get("layers")) is not None:
-            given["layers"] = parse_layers(layers) if isinstance(layers, str) else tuple(layers)
-        return cls(**{**PRESETS.get(preset or "", {}), "preset": preset, **given})
+        """Return the settings of a preset, overridden by options that are not None. `layers` may be a string."""
+        (explicit,) = split_options("scan", options, cls)
+        if (layers := explicit.get("layers")) is not None:
+            explicit["layers"] = parse_layers(layers) if isinstance(layers, str) else tuple(layers)
+        return cls(**{**PRESETS.get(preset or "", {}), "preset": preset, **explicit})
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "layers": None if self.layers is None else list(self.layers)}
@@ -492,6 +493,7 @@ def choose_layers(layers: tuple[int, ...] | None, available: int) -> tuple[int, 
     if layers is None:
         return tuple(range(available))
     last = available - 1
-    if missing := [layer for layer in layers if not 0 <= layer <= last]:
-        raise UnknownName(f"layer {missing[0]} does not exist: the model has layers 0 to {last}; change --layers")
+    for layer in layers:
+        if not 0 <= layer <= last:
+            raise UnknownName(f"layer {layer} does not exist: the model has layers 0 to {last}; change --layers")
     return tuple(sorted(set(layers)))

@@ -50,7 +50,7 @@ class Stopper:
             raise _KINDS[self.signal]
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Set the flag on the first signal. The second ends a command; in other programs it does what it did before."""
+        """Set the flag on the first signal. On the second, end a command, or call the previous handler of a program."""
         if not self.signal:
             self.signal = number
             return
@@ -83,14 +83,14 @@ def interruptible() -> Iterator[None]:
     """
     report = sys.unraisablehook
 
-    def raise_again(lost: Any) -> None:
-        """Send the signal again if its exception was dropped, as in a weakref callback of the import system."""
-        if issubclass(lost.exc_type, Interrupted) and _received:
+    def raise_again(event: Any) -> None:
+        """Send the signal again if Python dropped its exception, as in a weakref callback of the import system."""
+        if issubclass(event.exc_type, Interrupted) and _received:
             timer = threading.Timer(_RETRY_SECONDS, os.kill, (os.getpid(), _received.pop()))
             timer.daemon = True
             timer.start()
         else:
-            report(lost)
+            report(event)
 
     with _handlers(_interrupt) as previous:
         if previous:
@@ -98,7 +98,7 @@ def interruptible() -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            if _received:  # a library noticed the signal and failed in its own words
+            if _received:  # a library turned the signal into an exception of its own
                 raise _KINDS[_received[0]] from error
             raise
         finally:

@@ -49,9 +49,9 @@ class Estimate(NamedTuple):
 
     def widened(self, comparisons: int) -> "Estimate":
         """Return the estimate with a simultaneous interval for several comparisons (Bonferroni)."""
-        more = critical(comparisons) / Z
+        factor = critical(comparisons) / Z
         return Estimate(
-            self.value, self.value - more * (self.value - self.low), self.value + more * (self.high - self.value)
+            self.value, self.value - factor * (self.value - self.low), self.value + factor * (self.high - self.value)
         )
 
 
@@ -86,8 +86,8 @@ def q_values(p: NDArray[np.float64], hypotheses: int) -> NDArray[np.float64]:
     `hypotheses` may be larger than the number of p-values. The others count with p = 1.
     """
     order = np.argsort(p, kind="stable")
-    scaled = p[order] * hypotheses / np.arange(1, len(p) + 1)
-    lowest = np.minimum.accumulate(scaled[::-1])[::-1]
+    multiples = p[order] * hypotheses / np.arange(1, len(p) + 1)
+    lowest = np.minimum.accumulate(multiples[::-1])[::-1]
     q = np.empty(len(p))
     q[order] = np.minimum(lowest, 1.0)
     return q
@@ -147,13 +147,13 @@ def paired_interval(first: NDArray[np.bool_], second: NDArray[np.bool_], compari
     if len(first) == 0:
         return None, None
     total = len(first) + 2
-    more, less = (int((first & ~second).sum()) + 1) / total, (int((second & ~first).sum()) + 1) / total
-    spread = critical(comparisons) * sqrt(max(more + less - (more - less) ** 2, 0) / total)
-    return max(more - less - spread, -1.0), min(more - less + spread, 1.0)
+    gain_share, loss_share = (int((first & ~second).sum()) + 1) / total, (int((second & ~first).sum()) + 1) / total
+    spread = critical(comparisons) * sqrt(max(gain_share + loss_share - (gain_share - loss_share) ** 2, 0) / total)
+    return max(gain_share - loss_share - spread, -1.0), min(gain_share - loss_share + spread, 1.0)
 
 
 def mean_interval(numbers: NDArray[Any], random: np.random.Generator) -> Interval:
-    """Return the interval of the mean of numbers [n], or (None, None) for less than two or all equal numbers."""
+    """Return the interval of the mean of numbers [n]. (None, None) for fewer than two numbers, or if all are equal."""
     count = len(numbers)
     if count < 2:
         return None, None
@@ -175,11 +175,11 @@ def mean_interval(numbers: NDArray[Any], random: np.random.Generator) -> Interva
     return mean - float(high) * error, mean - float(low) * error
 
 
-def _distances(drawn: NDArray[np.float64], mean: float) -> NDArray[np.float64]:
+def _distances(resamples: NDArray[np.float64], mean: float) -> NDArray[np.float64]:
     """Return the distance of the mean of each resample [resamples, n] from `mean`, in its standard errors."""
-    errors = drawn.std(1, ddof=1) / sqrt(drawn.shape[1])
+    errors = resamples.std(1, ddof=1) / sqrt(resamples.shape[1])
     is_spread = errors > 0
-    distances: NDArray[np.float64] = (drawn.mean(1)[is_spread] - mean) / errors[is_spread]
+    distances: NDArray[np.float64] = (resamples.mean(1)[is_spread] - mean) / errors[is_spread]
     return distances
 
 
@@ -201,17 +201,17 @@ def ratio_estimate(
     If all observations have the same ratio, the interval is Wilson's between the `bounds` of the ratio. Without bounds,
     the error is unknown.
     """
-    whole, observed = float(np.sum(wholes)), int(np.count_nonzero(wholes))
-    if observed < 2:
+    whole, count = float(np.sum(wholes)), int(np.count_nonzero(wholes))
+    if count < 2:
         return None
     ratio = float(np.sum(parts)) / whole
     moves = (parts - ratio * wholes) * (len(wholes) / whole)  # influence of each observation: the ratio is their mean
     if np.abs(moves).max() < 1e-12:
         if bounds is None:
             return None
-        least, most = bounds
-        edges = wilson((ratio - least) / (most - least) * observed, observed)
-        below, above = (least + edge * (most - least) for edge in edges)
+        lowest, highest = bounds
+        edges = wilson((ratio - lowest) / (highest - lowest) * count, count)
+        below, above = (lowest + edge * (highest - lowest) for edge in edges)
         return Estimate(ratio, min(below, ratio), max(above, ratio))
     low, high = mean_interval(ratio + moves, random)
     return None if low is None or high is None else Estimate(ratio, low, high)
@@ -220,14 +220,15 @@ def ratio_estimate(
 def median_interval(numbers: NDArray[Any]) -> Interval:
     """Return the interval of the median of numbers [n], interpolated between order statistics.
 
-    Returns (None, None) for less than six numbers: even minimum and maximum cover the median in less than 95% of cases.
+    Returns (None, None) for fewer than six numbers, because even the range from minimum to maximum then contains the
+    median in less than 95% of cases.
     """
     from scipy.special import bdtr
 
     count = len(numbers)
     if 1 - 2 * 0.5**count < 1 - 2 * _TAIL:
         return None, None
-    ordered = np.sort(np.asarray(numbers, np.float64))
+    ascending = np.sort(np.asarray(numbers, np.float64))
 
     def coverage(place: int) -> float:
         """Return the probability that the median is between the place-th smallest and largest number."""
@@ -239,8 +240,8 @@ def median_interval(numbers: NDArray[Any]) -> Interval:
     here, inside = coverage(place), coverage(place + 1)
     excess = (here - 1 + 2 * _TAIL) / (here - inside)
     share = (count - place) * excess / (place + (count - 2 * place) * excess)
-    low = (1 - share) * ordered[place - 1] + share * ordered[place]
-    high = (1 - share) * ordered[-place] + share * ordered[-place - 1]
+    low = (1 - share) * ascending[place - 1] + share * ascending[place]
+    high = (1 - share) * ascending[-place] + share * ascending[-place - 1]
     return float(low), float(high)
 
 
@@ -261,8 +262,8 @@ def slope_weights(places: Sequence[float], sizes: Sequence[float] | None = None)
     `sizes` are the weights of the regression.
     """
     x, w = np.asarray(places, np.float64), np.ones(len(places)) if sizes is None else np.asarray(sizes, np.float64)
-    centered = w * (x - (w * x).sum() / w.sum())
-    weights: list[float] = (centered / (centered * x).sum()).tolist()
+    deviations = w * (x - (w * x).sum() / w.sum())
+    weights: list[float] = (deviations / (deviations * x).sum()).tolist()
     return weights
 
 
@@ -282,7 +283,9 @@ def roc_estimate(ones: NDArray[Any], others: NDArray[Any]) -> Estimate:
     area = float(above.mean())
     fewer = min(len(ones), len(others))
     error = 0.0 if fewer < 2 else sqrt(above.var(ddof=1) / len(ones) + below.var(ddof=1) / len(others))
-    if error == 0:  # all are equal or all are separated: use the interval of a share of the smaller side
+    if (
+        error == 0
+    ):  # all numbers are equal, or the sides do not overlap: use the interval of a share of the smaller side
         return Estimate(area, *wilson(area * fewer, fewer))
     odds, spread = area / (1 - area), np.exp(Z * error / (area * (1 - area)))
     return Estimate(area, float(odds / (odds + spread)), float(odds * spread / (1 + odds * spread)))

@@ -13,8 +13,8 @@ or a misread gain changes the numbers.
     network = tiny_network("qwen3_moe")           # raises NotBuildable if it cannot be built
     kinds = kinds_of_memories("qwen3_moe")        # {"routed"}, or why there are none
 
-`tiny_network` builds any model type of the installed transformers. It reduces the default configuration by the names of
-its settings, to one of two sets of sizes. The few types that need more are listed in `_extra_settings`.
+`tiny_network` builds any model type of the installed transformers. It replaces the sizes in the default configuration,
+which it recognizes by their names. Settings that some types need in addition are listed in `_extra_settings`.
 """
 
 import os
@@ -351,9 +351,9 @@ def _not_buildable_on_error() -> Iterator[None]:
         raise NotBuildable(" ".join(f"{type(error).__name__}: {error}".split())[:160]) from error
 
 
-def _merge(settings: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    inner = {name: settings[name] | value for name, value in more.items() if isinstance(settings.get(name), dict)}
-    return settings | more | inner
+def _merge(settings: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    inner = {name: settings[name] | value for name, value in overrides.items() if isinstance(settings.get(name), dict)}
+    return settings | overrides | inner
 
 
 def _reduce(config: Any, sizes: Sizes) -> dict[str, Any]:

@@ -63,20 +63,20 @@ def plain_table(heads: Sequence[str], rows: Sequence[Sequence[Any]] = (), last_w
 
 
 class _Visible(dict[int, str]):
-    """A table for str.translate that maps characters to visible ones. Entries are added on first use."""
+    """A table for str.translate that maps each character to a visible one. Entries are added on first use."""
 
     def __missing__(self, code: int) -> str:
         sign = chr(code)
         if sign in _NAMED:
-            shown = _NAMED[sign]
+            picture = _NAMED[sign]
         elif unicodedata.category(sign) not in _HIDDEN or sign in _JOINERS:
-            shown = sign
+            picture = sign
         elif code < 0x20:
-            shown = chr(0x2400 + code)  # the pictures of control characters: ESC is ␛
+            picture = chr(0x2400 + code)  # the pictures of control characters: ESC is ␛
         else:
-            shown = f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-        self[code] = shown
-        return shown
+            picture = f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+        self[code] = picture
+        return picture
 
 
 _VISIBLE = _Visible()
@@ -91,13 +91,13 @@ def visible(text: str) -> str:
 
 
 def token(text: str) -> str:
-    """Return a token with visible leading and trailing spaces."""
-    shown = visible(text)
-    inner = shown.strip(" ")
+    """Return a token with ␣ for leading and trailing spaces."""
+    text = visible(text)
+    inner = text.strip(" ")
     if not inner:
-        return "␣" * len(shown) or "∅"
-    begin = len(shown) - len(shown.lstrip(" "))
-    end = len(shown) - len(shown.rstrip(" "))
+        return "␣" * len(text) or "∅"
+    begin = len(text) - len(text.lstrip(" "))
+    end = len(text) - len(text.rstrip(" "))
     return "␣" * begin + inner + "␣" * end
 
 
@@ -108,14 +108,14 @@ def quoted(text: str, room: int = 16) -> str:
 
 def tail(text: str, room: int) -> str:
     """Return the end of a text, with … if it was cut."""
-    shown = visible(text)
-    return shown if len(shown) <= room else "…" + shown[-room:]
+    text = visible(text)
+    return text if len(text) <= room else "…" + text[-room:]
 
 
 def head(text: str, room: int) -> str:
     """Return the start of a text, with … if it was cut."""
-    shown = visible(text)
-    return shown if len(shown) <= room else shown[:room] + "…"
+    text = visible(text)
+    return text if len(text) <= room else text[:room] + "…"
 
 
 def cut_left(text: str, room: int) -> str:
@@ -125,10 +125,10 @@ def cut_left(text: str, room: int) -> str:
     if cell_len(text) <= room:
         return text
     begin = len(text)
-    left = max(room, 1) - 1
-    while begin > 0 and cell_len(text[begin - 1]) <= left:
+    remaining = max(room, 1) - 1
+    while begin > 0 and cell_len(text[begin - 1]) <= remaining:
         begin -= 1
-        left -= cell_len(text[begin])
+        remaining -= cell_len(text[begin])
     return "…" + text[begin:]
 
 
@@ -185,8 +185,8 @@ def cell_text(text: str) -> str:
 
 def signed(value: float, digits: int = 2) -> str:
     """Return a number with its sign: +1.20, −0.35. A number that rounds to 0 has no sign."""
-    shown = f"{value:+.{digits}f}"
-    return shown.replace("-", "−") if shown.strip("+-0.") else shown[1:]
+    number = f"{value:+.{digits}f}"
+    return number.replace("-", "−") if number.strip("+-0.") else number[1:]
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -198,8 +198,8 @@ def probability(value: float | None) -> str:
     """Return a probability or frequency as a percentage with significant digits: 12.3%, 0.04%, 3.0e-5%."""
     if value is None or not math.isfinite(value):
         return MISSING
-    shown = f"{100 * value:.3g}" if value == 0 or value >= 1e-5 else f"{100 * value:.1e}".replace("e-0", "e-")
-    return f"{shown}%"
+    number = f"{100 * value:.3g}" if value == 0 or value >= 1e-5 else f"{100 * value:.1e}".replace("e-0", "e-")
+    return f"{number}%"
 
 
 def edge(value: float) -> str:
@@ -253,12 +253,12 @@ def curve(numbers: Sequence[float | None], room: int = 64) -> str:
 
     If there are more than `room` numbers, each bar is the mean of neighboring numbers.
     """
-    drawn = list(numbers) if len(numbers) <= room else _means(numbers, room)
-    known = [value for value in drawn if value is not None]
-    low, high = min(known, default=0.0), max(known, default=0.0)
+    bars = list(numbers) if len(numbers) <= room else _means(numbers, room)
+    heights = [value for value in bars if value is not None]
+    low, high = min(heights, default=0.0), max(heights, default=0.0)
     low, high = min(low, 0.0), max(high, 0.0)
     scale = (high - low) or 1.0
-    return "".join("·" if value is None else _BARS[min(int(8 * (value - low) / scale), 7)] for value in drawn)
+    return "".join("·" if value is None else _BARS[min(int(8 * (value - low) / scale), 7)] for value in bars)
 
 
 def _means(numbers: Sequence[float | None], room: int) -> list[float | None]:
