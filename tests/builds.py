@@ -20,7 +20,7 @@ CACHE = ROOT / ".pytest_cache" / "memlens"
 
 @cache
 def source_key() -> str:
-    """Return a digest of all that decides the bytes of an index: sources, libraries, vector unit and threads."""
+    """Return a digest of everything that the bytes of an index depend on: sources, libraries, vector unit, threads."""
     digest = hashlib.sha256()
     for path in (Path(__file__), *sorted((ROOT / "src").rglob("*.py"))):
         digest.update(path.read_bytes())
@@ -32,8 +32,8 @@ def source_key() -> str:
 def build_once(name: str, build: Callable[[Path], object]) -> Path:
     """Return a folder that `build(folder)` fills, built by the first test process that needs it.
 
-    The path of the folder also depends on the file that defines `build`. Never change what is in it: it is kept for
-    later runs. Checkpoints and texts are used in place, indexes through `open_copy`.
+    The path of the folder also depends on the file that defines `build`. Never change its files, because later runs use
+    them. Use checkpoints and texts in place, and indexes through `open_copy`.
     """
     defined_in = hashlib.sha256(Path(build.__code__.co_filename).read_bytes()).hexdigest()[:8]  # type: ignore[attr-defined]
     folder = CACHE / source_key() / defined_in / name

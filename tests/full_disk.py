@@ -1,4 +1,4 @@
-"""A full disk, as far as a writer can tell: from some byte on, writing to any file fails."""
+"""A simulated full disk: after some bytes, writing to any file fails."""
 
 import resource
 import sys
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 @contextmanager
 def files_no_larger_than(size: int) -> Iterator[None]:
     before, is_keeping = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
-    sys.dont_write_bytecode = True  # Python would keep half a compiled module, and trip over it from then on
+    sys.dont_write_bytecode = True  # otherwise Python would leave incomplete compiled modules, which fail later
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
         yield

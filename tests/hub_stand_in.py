@@ -1,8 +1,7 @@
-"""A small real HTTP server that answers as the Hub does where memlens and its client ask: repositories, commits, files.
+"""A small HTTP server that implements the parts of the Hub's API that memlens uses: repositories, commits, files.
 
-What is kept is what the Hub keeps: files by commit, large ones by their sha256. `requests` lists what was asked; from
-number `fail_at` on every connection breaks off, from `silent_at` on nobody answers; `damage` changes a stored file
-behind its manifest's back.
+Files are stored by commit, and large ones by their SHA-256. `requests` lists all requests. From request `fail_at` on,
+the server closes each connection; from `silent_at` on, it does not answer. `damage` changes a stored file.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ class Hub:
     lock: Lock = field(default_factory=Lock)
 
     def commit(self, repo: str, files: dict[str, bytes]) -> str:
-        known = self.commits.setdefault(repo, [])
+        commits = self.commits.setdefault(repo, [])
         names = sorted((name, hashlib.sha256(content).hexdigest()) for name, content in files.items())
-        sha = hashlib.sha1(json.dumps([len(known), names]).encode()).hexdigest()
-        known.append((sha, dict(files)))
+        sha = hashlib.sha1(json.dumps([len(commits), names]).encode()).hexdigest()
+        commits.append((sha, dict(files)))
         return sha
 
     def at(self, repo: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
-        known = self.commits.get(repo, [])
+        commits = self.commits.get(repo, [])
         if revision == "main":
-            return known[-1] if known else None
-        return next((one for one in known if one[0] == revision), None)
+            return commits[-1] if commits else None
+        return next((commit for commit in commits if commit[0] == revision), None)
 
     def damage(self, repo: str, name: str, content: bytes) -> None:
-        """The latest commit, with other bytes in one of its files."""
+        """Replace the bytes of one file in the latest commit."""
         self.commits[repo][-1][1][name] = content
 
 
@@ -60,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         body = self.rfile.read(size := int(self.headers.get("content-length") or 0))
-        if len(body) < size:  # who sent it is gone
+        if len(body) < size:  # the client closed the connection
             self.close_connection = True
             return
         if self.hub.silent_at is not None and len(self.hub.requests) >= self.hub.silent_at:
@@ -214,7 +213,7 @@ ROUTES: list[tuple[str, Any]] = [
 
 @contextmanager
 def running() -> Iterator[Hub]:
-    """A stand-in on a free port of this machine, until the end of the `with`."""
+    """Run a stand-in on a free port of this machine inside the context."""
     hub = Hub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub}))
     server.daemon_threads = True

@@ -1,4 +1,4 @@
-"""Compiled functions: where their machine code is kept, when it is made again, and sorting inside of them."""
+"""Compiled functions: their cache folder, when they are recompiled, and sorting inside compiled loops."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ def use(number):
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A package memlens that holds one compiled function, and a helper that it calls in another file."""
+    """Return the folder of a package memlens with one compiled function, which calls a helper in another file."""
     folder = tmp_path / "memlens"
     folder.mkdir()
     shutil.copy(PACKAGE / "compiling.py", folder)
@@ -52,7 +52,7 @@ def run(package: Path, code: str = "print(use(4))", **environment: str) -> str:
 
 
 def cache_files(folder: Path) -> dict[Path, int]:
-    """The files of machine code below a folder, with the time of their last change."""
+    """Return the files of machine code below a folder, with the time of their last change."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*.nbc")}
 
 

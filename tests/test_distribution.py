@@ -1,4 +1,4 @@
-"""Installation: the wheel and the source distribution have every file, and run with the packages they name."""
+"""The wheel and the source distribution have every file and run with the packages in their metadata."""
 
 import json
 import os
@@ -25,7 +25,7 @@ BUILT_WITH = {name: value for name, value in os.environ.items() if name != "SOUR
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The wheel and the source distribution, built as `make dist` does."""
+    """Return the wheel and the source distribution, built as by `make dist`."""
     out = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT]
     subprocess.run(command, check=True, capture_output=True, env=BUILT_WITH)
@@ -52,7 +52,6 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(built: tuple[P
 def test_the_source_distribution_builds_the_same_wheel_byte_for_byte_anywhere(
     built: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """In another folder, language and time zone, from files of other permissions and times."""
     with tarfile.open(built[1]) as source:
         inside = {name.partition("/")[2] for name in source.getnames()}
         source.extractall(tmp_path, filter="data")
@@ -64,10 +63,10 @@ def test_the_source_distribution_builds_the_same_wheel_byte_for_byte_anywhere(
             path.chmod(0o600)
             os.utime(path, (1_800_000_000, 1_800_000_000))
     command = [sys.executable, "-P", "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "again folder")]
-    elsewhere = BUILT_WITH | {"TZ": "Asia/Kolkata", "LC_ALL": "C", "PYTHONHASHSEED": "7"}
-    subprocess.run(command, check=True, capture_output=True, cwd=folder, env=elsewhere)
-    (again,) = (tmp_path / "again folder").glob("*.whl")
-    assert again.name == built[0].name and again.read_bytes() == built[0].read_bytes()
+    environment = BUILT_WITH | {"TZ": "Asia/Kolkata", "LC_ALL": "C", "PYTHONHASHSEED": "7"}
+    subprocess.run(command, check=True, capture_output=True, cwd=folder, env=environment)
+    (wheel,) = (tmp_path / "again folder").glob("*.whl")
+    assert wheel.name == built[0].name and wheel.read_bytes() == built[0].read_bytes()
 
 
 def plain(name: str) -> str:
@@ -75,40 +74,40 @@ def plain(name: str) -> str:
 
 
 def needs(wheel: Path) -> list[str]:
-    """The lines of the wheel's metadata that name packages."""
+    """Return the required packages in the metadata of the wheel."""
     with zipfile.ZipFile(wheel) as content:
         (name,) = [name for name in content.namelist() if name.endswith("/METADATA")]
         return Parser().parsestr(content.read(name).decode()).get_all("Requires-Dist", [])
 
 
 def environment(wheel: Path, folder: Path) -> Path:
-    """Packages as in an empty environment into which the wheel was installed: it, what it names, what that names."""
+    """Return a folder with the packages of an environment that contains only the wheel and its requirements."""
     with zipfile.ZipFile(wheel) as content:
         content.extractall(folder)
-    come: set[str] = set()
-    waiting = needs(wheel)
-    while waiting:
-        line = waiting.pop()
-        own = re.match(r"[\w.-]+", line)
-        if own is None or "extra ==" in line or plain(own[0]) in come:
+    names: set[str] = set()
+    pending = needs(wheel)
+    while pending:
+        line = pending.pop()
+        name = re.match(r"[\w.-]+", line)
+        if name is None or "extra ==" in line or plain(name[0]) in names:
             continue
-        come.add(plain(own[0]))
+        names.add(plain(name[0]))
         try:
-            found = distribution(own[0])
-        except PackageNotFoundError:  # for another system
+            package = distribution(name[0])
+        except PackageNotFoundError:  # a requirement on another system
             continue
-        waiting += found.requires or []
-        for entry in {path.parts[0] for path in found.files or [] if ".." not in path.parts}:
+        pending += package.requires or []
+        for entry in {path.parts[0] for path in package.files or [] if ".." not in path.parts}:
             with suppress(FileExistsError):
-                (folder / entry).symlink_to(found.locate_file(entry))
+                (folder / entry).symlink_to(package.locate_file(entry))
     return folder
 
 
-def run_in(packages: Path, *arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
-    """Python with these packages and no others."""
+def run_in(packages: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with these packages only."""
     command = [sys.executable, "-S", *map(str, arguments)]
-    own = os.environ | {"PYTHONPATH": str(packages), "PYTHONSAFEPATH": "1", "NO_COLOR": "1"} | more
-    return subprocess.run(command, cwd=packages.parent, env=own, capture_output=True, text=True)
+    environment = os.environ | {"PYTHONPATH": str(packages), "PYTHONSAFEPATH": "1", "NO_COLOR": "1"} | variables
+    return subprocess.run(command, cwd=packages.parent, env=environment, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +125,6 @@ print(memlens.__file__)
 
 
 def test_the_wheel_runs_with_the_packages_it_names(packages: Path, tiny_gpt2_values: Index) -> None:
-    """The bundled model and its proof, every module but the workbench's, and a report from its template."""
     assert not {"fastapi", "uvicorn", "ray", "pytest", "playwright", "pandas"} & {
         entry.name for entry in packages.iterdir()
     }
@@ -138,7 +136,7 @@ def test_the_wheel_runs_with_the_packages_it_names(packages: Path, tiny_gpt2_val
     assert report.returncode == 0 and (packages.parent / "report.html").is_file(), report.stderr
 
 
-EXTRAS = {  # the extra that a refusal names, and the command line that is refused without it
+EXTRAS = {  # an extra, and a command that needs it
     "serve": ("serve", "index"),
     "gguf": ("info", "model.gguf", "--quiet"),
     "ray": ("scan", "bundled", "bundled", "-o", "new", "--executor", "ray"),
@@ -146,7 +144,7 @@ EXTRAS = {  # the extra that a refusal names, and the command line that is refus
 }
 
 
-REFUSALS = """
+MAIN = """
 import json, sys
 from memlens.cli import main
 for arguments in json.loads(sys.argv[1]):
@@ -160,9 +158,9 @@ def test_a_package_that_only_some_commands_need_is_named_with_its_extra(
 ) -> None:
     (packages.parent / "model.gguf").write_bytes(b"GGUF\x03\0\0\0")
     commands = json.dumps([*EXTRAS.values()])
-    ran = run_in(packages, "-c", REFUSALS, commands, NUMBA_DISABLE_JIT="1")  # else loops would be compiled
-    lines = ran.stderr.splitlines()
-    assert len(lines) == 2 * len(EXTRAS) and lines[1::2] == ["2"] * len(EXTRAS), ran.stderr
+    process = run_in(packages, "-c", MAIN, commands, NUMBA_DISABLE_JIT="1")  # without compiling loops
+    lines = process.stderr.splitlines()
+    assert len(lines) == 2 * len(EXTRAS) and lines[1::2] == ["2"] * len(EXTRAS), process.stderr
     for extra, message in zip(EXTRAS, lines[::2], strict=True):
         assert f'pip install "memlens[{extra}]"' in message
         assert any(line.endswith(f"extra == '{extra}'") for line in needs(built[0]))

@@ -1,6 +1,6 @@
-"""Files that want to run something when they are read: each is read as data or refused in one line, and nothing runs.
+"""Files that contain code are read as data or rejected in one line, and the code does not run.
 
-docs/security.md lists what is read, and why it cannot run code; each row names the test of it.
+docs/security.md lists the files that memlens reads and why they cannot run code.
 """
 
 import json
@@ -31,7 +31,7 @@ from memlens.models.load import load
 
 
 class Trap:
-    """Leaves a mark when it is unpickled."""
+    """An object that creates a folder when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -42,7 +42,7 @@ class Trap:
 
 @pytest.fixture
 def mark(tmp_path: Path) -> Path:
-    """The file that a trap makes when it runs."""
+    """Return the path that a trap creates when it runs."""
     return tmp_path / "mark"
 
 
@@ -55,7 +55,7 @@ def test_the_traps_of_these_tests_work(mark: Path) -> None:
 
 
 def program(mark: Path) -> str:
-    """Python that leaves a mark when it is imported, and has whatever is looked for in it."""
+    """Return Python code that creates the mark when it is imported. It defines the names that loaders look up."""
     return f"import os\nos.makedirs({str(mark)!r}, exist_ok=True)\nclass Own: pass\ndef generate(*a, **k): pass\n"
 
 
@@ -106,7 +106,7 @@ def pickled_weights(write: Callable[[Any, Path], Any]) -> Callable[[Path, Path],
 
 
 def shards_elsewhere(folder: Path, mark: Path) -> None:
-    """An index of weights that names a pickle outside of the folder."""
+    """Write an index of weight files that names a pickle outside the folder."""
     (folder / "model.safetensors").unlink()
     torch.save({"transformer.wte.weight": Trap(mark)}, folder.parent / "elsewhere.bin")
     listed = {"metadata": {}, "weight_map": {"transformer.wte.weight": "../elsewhere.bin"}}
@@ -130,7 +130,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("trap", IGNORED, ids=lambda trap: trap.__name__)
-def test_code_beside_a_checkpoint_is_passed_over(
+def test_code_beside_a_checkpoint_is_ignored(
     tiny_gpt2: Path, tmp_path: Path, mark: Path, trap: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shutil.copytree(tiny_gpt2, tmp_path / "model")
@@ -174,8 +174,7 @@ def test_workers_take_no_module_from_the_current_folder(
 
 
 @pytest.mark.parametrize("lie", ["tensors", "entries", "array", "text"])
-def test_a_gguf_file_that_announces_more_than_it_holds_is_refused(tmp_path: Path, lie: str) -> None:
-    """Counts and lengths are the sender's word; none is trusted with memory."""
+def test_a_gguf_file_that_declares_more_than_it_contains_is_rejected(tmp_path: Path, lie: str) -> None:
     path = tmp_path / "model.gguf"
     writer = GGUFWriter(path, "llama")
     writer.add_array("some.numbers", [1, 2, 3])
@@ -215,9 +214,9 @@ def test_an_unfinished_scan_with_objects_in_its_arrays_is_refused(
     objects = np.array([Trap(mark)], dtype=object)
     for name in ("offsets.npy", "fresh_from.npy"):
         np.save(partial / name, objects, allow_pickle=True)
-        noted = read_sealed(partial / "corpus.json")
-        files = {**noted["files"], name: facts_of(partial / name)}
-        write_sealed(partial / "corpus.json", {**noted, "files": files})  # a sender can seal it, too
+        document = read_sealed(partial / "corpus.json")
+        files = {**document["files"], name: facts_of(partial / name)}
+        write_sealed(partial / "corpus.json", {**document, "files": files})  # an attacker can compute the checksum
         with pytest.raises(MemlensError, match=r"missing or damaged"):
             CorpusStore.verified(partial)
     np.savez(partial / "batches.npz", batches=objects)
@@ -255,23 +254,23 @@ SEALED = (
 )
 
 
-def test_an_unfinished_scan_that_was_sealed_with_wrong_kinds_is_refused(
+def test_an_unfinished_scan_with_a_valid_checksum_and_wrong_types_is_rejected(
     tiny_gpt2: Path, tiny_text: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
 ) -> None:
     out = tmp_path / "shard"
     memlens.scan(tiny_gpt2, tiny_text, out=out, top=3, threads=1, shard="1/2")
-    noted = out / "partial" / "corpus.json"
+    document = out / "partial" / "corpus.json"
     (out / "partial" / "shard.json").unlink()
-    good = json.loads(noted.read_text())
+    good = json.loads(document.read_text())
     for change in SEALED:
         ((place, wrong),) = change.items()
         part, _, name = place.partition(".")
-        write_sealed(noted, {**good, part: {**good[part], name: wrong} if name else wrong})
+        write_sealed(document, {**good, part: {**good[part], name: wrong} if name else wrong})
         with pytest.raises(IndexFolderError, match=r"corpus.json is missing or damaged; start over with --fresh"):
             CorpusStore(out / "partial")
     words = ("scan", tiny_gpt2, tiny_text, "-o", out, "--top", 3, "--threads", 1, "--shard", "1/2")
-    assert run(*words) == (2, "", f"memlens: {noted} is missing or damaged; start over with --fresh\n")
-    write_sealed(noted, {name: content for name, content in good.items() if name in ("counts", "files")})
+    assert run(*words) == (2, "", f"memlens: {document} is missing or damaged; start over with --fresh\n")
+    write_sealed(document, {name: content for name, content in good.items() if name in ("counts", "files")})
     assert run(*words)[0] == 0
 
 
@@ -288,7 +287,7 @@ def test_an_index_whose_tables_are_pickles_is_refused(
 
 
 @pytest.mark.parametrize("line", [b'!!python/object/apply:os.system ["x"]', b"[" * 100_000, b"\0" * 100, b"\xff\xfe"])
-def test_lines_of_others_in_the_annotation_log_do_nothing(
+def test_invalid_lines_in_the_annotation_log_are_ignored(
     tiny_gpt2_index: Index, copy_of: Callable[..., Index], line: bytes
 ) -> None:
     index = copy_of(tiny_gpt2_index)
@@ -300,7 +299,7 @@ def test_lines_of_others_in_the_annotation_log_do_nothing(
     assert Annotations(index).list_annotators() == ["ann", "bob"]
 
 
-def test_documents_of_people_are_read_as_text_only(
+def test_intervention_and_annotation_documents_are_read_as_text_only(
     tiny_gpt2_index: Index, tmp_path: Path, mark: Path, run: Callable[..., tuple[int, str, str]], tiny_gpt2: Path
 ) -> None:
     code = f"__import__('os').mkdir({str(mark)!r})"

@@ -1,4 +1,4 @@
-"""Looking something up costs no torch: each such command runs in a process that loads no heavy library."""
+"""Lookups import neither torch nor other heavy libraries."""
 
 import shlex
 import shutil
@@ -23,7 +23,7 @@ compare INDEX INDEX
 compare INDEX INDEX --by values
 export INDEX -o OUT.jsonl
 export INDEX -o OUT.csv --format csv"""
-LIGHT = {  # what must not be loaded after each, in one process; most is loaded by the last
+LIGHT = {  # statements run one after another in one process, and what each must not import besides HEAVY
     "import memlens": {"numpy", "rich", "typer"},
     "import memlens, memlens.tracer; memlens.Intervention.parse('L0N0=0')": set(),
     "import memlens; memlens.MemoryId, memlens.Trigger, memlens.MemlensError": set(),
@@ -34,13 +34,14 @@ LIGHT = {  # what must not be loaded after each, in one process; most is loaded 
 
 
 @pytest.fixture(scope="module")
-def looked_at(tiny_gpt2_values: Index, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = shutil.copytree(tiny_gpt2_values.folder, tmp_path_factory.mktemp("looked-at") / "index")
+def index_folder(tiny_gpt2_values: Index, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = shutil.copytree(tiny_gpt2_values.folder, tmp_path_factory.mktemp("lookups") / "index")
     return memlens.patterns(folder, rate=0.5).folder
 
 
-def test_looking_something_up_loads_no_heavy_library(looked_at: Path, tmp_path: Path) -> None:
-    lines = COMMANDS.replace("INDEX", shlex.quote(str(looked_at))).replace("OUT", shlex.quote(str(tmp_path / "out")))
+def test_lookups_import_no_heavy_library(index_folder: Path, tmp_path: Path) -> None:
+    lines = COMMANDS.replace("INDEX", shlex.quote(str(index_folder)))
+    lines = lines.replace("OUT", shlex.quote(str(tmp_path / "out")))
     code = f"""
 import shlex, sys
 from memlens.cli import main
@@ -48,13 +49,14 @@ for line in sys.argv[1].splitlines():
     assert main(shlex.split(line)) == 0, line
     assert not {HEAVY} & set(sys.modules), line
 """
-    ran = subprocess.run([sys.executable, "-c", code, lines], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
+    process = subprocess.run([sys.executable, "-c", code, lines], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
     assert (tmp_path / "out.csv").stat().st_size and (tmp_path / "out.jsonl").stat().st_size
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
-    never = HEAVY | {"pyarrow", "duckdb"}
-    checks = [f"{code}\nassert not {never | more} & set(sys.modules), {code!r}" for code, more in LIGHT.items()]
-    ran = subprocess.run([sys.executable, "-c", "\n".join(["import sys", *checks])], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
+    heavy = HEAVY | {"pyarrow", "duckdb"}
+    checks = [f"{code}\nassert not {heavy | modules} & set(sys.modules), {code!r}" for code, modules in LIGHT.items()]
+    command = [sys.executable, "-c", "\n".join(["import sys", *checks])]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr

@@ -1,4 +1,4 @@
-"""Names of memories and experts, from and to the numbers in tables."""
+"""Conversion between the names of memories and experts and their numbers in tables."""
 
 import itertools
 
@@ -16,7 +16,7 @@ LAYERS = {
 
 
 def by_hand(layer: int) -> list[str]:
-    """Every name of a layer, in order."""
+    """Return every name of a layer in order."""
     letters = {"dense": "", "shared": "S", "routed": "E"}
     return [
         f"L{layer}{letters[kind]}{expert if kind != 'dense' else ''}N{memory}"
@@ -29,17 +29,17 @@ def by_hand(layer: int) -> list[str]:
 def test_names_and_numbers_of_a_layer_are_one_to_one_in_python_and_in_sql(layer: int) -> None:
     names, expected = MemoryNames(LAYERS), by_hand(layer)
     assert names.count(layer) == len(expected)
-    found = [names.name(layer, number) for number in range(len(expected))]
-    assert [str(name) for name in found] == expected and found == sorted(found)
-    assert [MemoryId.parse(name) for name in expected] == found
-    assert [names.number(name) for name in found] == list(range(len(expected)))
+    memories = [names.name(layer, number) for number in range(len(expected))]
+    assert [str(memory) for memory in memories] == expected and memories == sorted(memories)
+    assert [MemoryId.parse(name) for name in expected] == memories
+    assert [names.number(memory) for memory in memories] == list(range(len(expected)))
     for number, name in enumerate(expected):
         assert duckdb.sql(f"SELECT {names.sql(layer, str(number))}").fetchall() == [(name,)]
     with pytest.raises(UnknownName, match=f"has no memory with the number {len(expected)}"):
         names.name(layer, len(expected))
 
 
-def test_experts_have_names_and_unknown_ones_are_refused_with_what_there_is() -> None:
+def test_an_unknown_memory_or_expert_is_rejected_with_those_that_exist() -> None:
     names = MemoryNames(LAYERS, "tiny")
     assert ExpertId.find(" l2e3 ") == ExpertId(2, "routed", 3) and ExpertId.find("L2N3") is ExpertId.find("L2") is None
     assert names.span(ExpertId(2, "routed", 3)) == range(31, 37) and names.span(ExpertId(2, "shared", 1)) == range(

@@ -1,4 +1,4 @@
-"""Output paths in odd places: a NUL, files of others beside, links, FIFOs; all else is in cli/test_cli_outputs.py."""
+"""Unusual output paths: NUL characters, .part files of the user, links, FIFOs. See also cli/test_cli_outputs.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_name_with_a_nul_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_what_lies_beside_under_the_name_that_is_written_first_is_kept(tmp_path: Path, force: bool) -> None:
+def test_a_part_file_of_the_user_is_kept(tmp_path: Path, force: bool) -> None:
     (tmp_path / "film.json.part").write_text("half of a download")
     (tmp_path / "book.json.part").mkdir()
     for name in ("film.json", "book.json"):
@@ -33,7 +33,7 @@ def test_what_lies_beside_under_the_name_that_is_written_first_is_kept(tmp_path:
 
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("name", ["index.html", FOLDER_MARK])
-def test_nothing_is_written_through_a_link_in_a_folder_of_ours(tmp_path: Path, name: str, force: bool) -> None:
+def test_nothing_is_written_through_a_link_in_an_output_folder(tmp_path: Path, name: str, force: bool) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     prepare_output_folder(tmp_path / "site")
     (tmp_path / "site" / name).unlink(missing_ok=True)
@@ -43,7 +43,7 @@ def test_nothing_is_written_through_a_link_in_a_folder_of_ours(tmp_path: Path, n
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
-def test_a_fifo_in_the_place_of_the_mark_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_fifo_in_place_of_the_mark_is_rejected_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / FOLDER_MARK)
     with pytest.raises(OutputError, match="is a FIFO"):
         prepare_output_folder(tmp_path, force=True)

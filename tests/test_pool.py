@@ -1,4 +1,4 @@
-"""One ordered map: order, retries, errors, interruption, and no worker that outlives its driver."""
+"""The ordered map: order, retries, errors, interruption, and workers that end with their driver."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def pause_first(value: None, item: int) -> int:
 
 
 def die_once(folder: Path, item: int) -> int:
-    """Kill the worker of item 3, the first time."""
+    """Kill the worker of item 3 at the first attempt."""
     if item == 3 and not (folder / "died").exists():
         (folder / "died").touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -63,7 +63,7 @@ def look_around(value: None, item: int) -> tuple[bool, bool, str]:
 
 def children(process: int) -> list[int]:
     """Return the worker processes of a process."""
-    found = []
+    workers = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = status.read_text().rpartition(")")[2].split()
@@ -71,8 +71,8 @@ def children(process: int) -> list[int]:
         except OSError:
             continue
         if int(fields[1]) == process and fields[0] != "Z" and b"popen_loky" in command:
-            found.append(int(status.parent.name))
-    return found
+            workers.append(int(status.parent.name))
+    return workers
 
 
 def wait_until_gone(processes: list[int], seconds: float = PATIENCE) -> None:
@@ -119,7 +119,7 @@ def test_an_item_that_kills_every_worker_is_given_up() -> None:
         list(ProcessPool(PickledSource(None), 1).map(die, [0]))
 
 
-def test_a_refusal_is_raised_as_itself() -> None:
+def test_an_error_of_memlens_is_raised_unchanged() -> None:
     with pytest.raises(CorpusError, match=r"^item 5 is bad$"):
         list(ProcessPool(PickledSource(None), 1).map(refuse, [5]))
 
@@ -134,8 +134,8 @@ def test_workers_leave_signals_to_the_driver_and_import_only_what_they_need() ->
     assert list(ProcessPool(PickledSource(None), 1).map(look_around, [0])) == [(True, False, "false")]
 
 
-class OfThisProcess:
-    """A value that no other process can load."""
+class NotUnpicklable:
+    """A value that can be pickled, but not unpickled in another process."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -144,12 +144,12 @@ class OfThisProcess:
         raise FileNotFoundError("vocab.txt")
 
 
-def process_of(value: OfThisProcess, item: int) -> tuple[int, int]:
+def process_of(value: NotUnpicklable, item: int) -> tuple[int, int]:
     return value.process, item
 
 
 def test_a_value_that_workers_cannot_load_is_used_in_this_process() -> None:
-    results = ProcessPool(PickledSource(OfThisProcess()), 2).map(process_of, range(9))
+    results = ProcessPool(PickledSource(NotUnpicklable()), 2).map(process_of, range(9))
     assert list(results) == [(os.getpid(), item) for item in range(9)]
 
 
@@ -166,8 +166,8 @@ def test_modules_are_not_imported_from_the_current_folder(tmp_path: Path, monkey
         "from operator import add; from memlens.pool import *\n"
         "print(list(ProcessPool(PickledSource(1), 2).map(add, [1, 2])))"
     )
-    ran = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True)
-    assert (ran.stdout, ran.returncode) == ("[2, 3]\n", 0), ran.stderr
+    process = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True)
+    assert (process.stdout, process.returncode) == ("[2, 3]\n", 0), process.stderr
     assert not (tmp_path / "executed").exists()
 
 

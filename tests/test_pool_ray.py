@@ -22,7 +22,7 @@ class RayTaskError(RayError):
 
 
 class Call:
-    """Something that a worker was asked."""
+    """A pending call of a worker's method."""
 
     def __init__(self, reply: Callable[[], Any], is_ready: bool = True) -> None:
         self.reply, self.is_ready = reply, is_ready
@@ -78,7 +78,7 @@ class Ray:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Any]]]:
-    """A function that maps some items on a stand-in. In the end, all workers have been killed once."""
+    """Return a function that maps items on a stand-in. Asserts at the end that each worker was killed once."""
     clusters: list[Ray] = []
 
     def map_items(cluster: Ray, items: int, workers: int = 2) -> list[Any]:
@@ -160,7 +160,7 @@ def test_a_node_with_other_versions_is_rejected(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(pool_module, "prepare_process", lambda: None)
     reply = RayWorker(("0.0.1", "1.0", "2.0")).start(b"")
     assert reply[:2] == ("error", "WorkerError")
-    assert "the driver memlens 0.0.1 with torch 1.0 and transformers 2.0; results would differ" in reply[2]
+    assert "but the driver has memlens 0.0.1 with torch 1.0 and transformers 2.0; install the same" in reply[2]
     assert len(versions()) == 3
 
 
@@ -170,7 +170,7 @@ def test_more_gpus_than_the_cluster_has_are_rejected() -> None:
 
 
 class Disconnected(Ray):
-    """A Ray that notes the address it is asked to connect to."""
+    """A Ray that records the address of the connection."""
 
     def __init__(self, error: Exception | None = None) -> None:
         super().__init__()

@@ -90,7 +90,7 @@ def test_a_field_rejects_values_of_another_type(settings: Any, field: Field) -> 
         (RunSettings, {"gpus_per_worker": 2.0}, "--gpus-per-worker has no effect without --executor ray"),
         (RunSettings, {"ray_address": " ", "executor": "ray"}, "--ray-address is empty"),
         (ScanSettings, {"layers": ()}, "--layers is empty"),
-        (ScanSettings, {"bos_prefix": True}, "--dedup prefix does not go with this preset"),
+        (ScanSettings, {"bos_prefix": True}, "--dedup prefix cannot be combined with this preset"),
     ],
 )
 def test_limits_of_a_single_field(settings: Any, options: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""The path of a newcomer in a few seconds: load, scan, values, show, and one page of the workbench."""
+"""The first steps of a new user in a few seconds: load, scan, values, show, and one page of the workbench."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Tail probabilities, false discoveries, and what random prefixes share."""
+"""Tail probabilities, false discovery rates and confidence intervals."""
 
 from math import comb
 
@@ -19,22 +19,22 @@ def test_the_tail_is_the_sum_of_its_terms(t: int, k: int, f: float) -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.integers(0, 50), st.sampled_from([0.01, 0.05, 0.2]))
-def test_q_values_believe_what_benjamini_and_hochberg_believe(p: list[float], unlisted: int, rate: float) -> None:
+def test_q_values_accept_the_hypotheses_of_benjamini_and_hochberg(p: list[float], unlisted: int, rate: float) -> None:
     hypotheses = len(p) + unlisted
-    ranked = sorted(p)
-    passing = [i for i, value in enumerate(ranked, 1) if value * hypotheses / i <= rate]
-    bar = ranked[max(passing) - 1] if passing else -1.0
-    believed = q_values(np.array(p), hypotheses) <= rate
-    assert believed.tolist() == [value <= bar for value in p]
+    ascending = sorted(p)
+    passing = [i for i, value in enumerate(ascending, 1) if value * hypotheses / i <= rate]
+    threshold = ascending[max(passing) - 1] if passing else -1.0
+    is_accepted = q_values(np.array(p), hypotheses) <= rate
+    assert is_accepted.tolist() == [value <= threshold for value in p]
 
 
-def test_chance_alone_is_hardly_ever_believed() -> None:
+def test_random_p_values_are_rarely_accepted() -> None:
     random = np.random.default_rng(0)
-    believed = [bool((q_values(random.uniform(size=500), 500) <= 0.05).any()) for _ in range(400)]
-    assert np.mean(believed) < 0.08
+    has_accepted = [bool((q_values(random.uniform(size=500), 500) <= 0.05).any()) for _ in range(400)]
+    assert np.mean(has_accepted) < 0.08
 
 
-def test_the_share_of_what_was_never_met_is_above_zero_and_falls_with_the_sample() -> None:
+def test_the_upper_share_of_a_count_of_zero_is_positive_and_falls_with_the_sample() -> None:
     assert 0 < upper_share(np.array(0), 10_000) < upper_share(np.array(0), 100) < 1
     assert upper_share(np.array(50), 100) > 0.5
 

@@ -245,7 +245,7 @@ def test_a_hub_source_is_streamed_and_its_errors_are_one_line(tmp_path: Path) ->
     [
         *(({"sources": sources}, "is not a name") for sources in ((" ",), ("a\0.txt",))),
         *(({"sources": sources}, "hf:NAME") for sources in (("hf:",), ("hf:a:b:c:d",))),
-        ({"sources": ()}, "no corpus is given"),
+        ({"sources": ()}, "the list of corpora is empty"),
         ({"unit": "word"}, "--unit is 'word'; choose sentence, line, document or block:N"),
         *(({"unit": unit}, "choose sentence") for unit in ("block", "block:0", "block:-3", "block:1.5", "block:٣")),
         ({"column": ""}, "column"),
