@@ -14,16 +14,19 @@ import pytest
 from memlens import pool as pool_module
 from memlens.errors import CorpusError, WorkerError
 from memlens.pool import PickledSource, Pool, ProcessPool, SerialPool
-
-PATIENCE = 120.0
+from waiting import wait_until
 
 
 def add(value: int, item: int) -> int:
     return value + item
 
 
-def pause_first(value: None, item: int) -> int:
-    time.sleep(0.3 if item == 0 else 0)
+def finish_last(folder: Path, item: int) -> int:
+    """Finish item 0 after item 3, which another worker does."""
+    if item == 3:
+        (folder / "done").touch()
+    if item == 0:
+        wait_until((folder / "done").exists, "another worker does item 3")
     return item
 
 
@@ -75,11 +78,8 @@ def children(process: int) -> list[int]:
     return workers
 
 
-def wait_until_gone(processes: list[int], seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    while any(Path(f"/proc/{process}").exists() for process in processes):
-        assert time.monotonic() < deadline, "a worker is still there"
-        time.sleep(0.05)
+def wait_until_gone(processes: list[int]) -> None:
+    wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in processes), "the workers end")
 
 
 @pytest.mark.parametrize("pool", [SerialPool(10), ProcessPool(PickledSource(10), 2)], ids=["serial", "processes"])
@@ -87,8 +87,8 @@ def test_results_are_those_of_a_loop(pool: Pool) -> None:
     assert list(pool.map(add, range(20))) == list(range(10, 30))
 
 
-def test_results_come_in_the_order_of_items() -> None:
-    assert list(ProcessPool(PickledSource(None), 2).map(pause_first, range(6))) == list(range(6))
+def test_results_come_in_the_order_of_items(tmp_path: Path) -> None:
+    assert list(ProcessPool(PickledSource(tmp_path), 2).map(finish_last, range(6))) == list(range(6))
 
 
 def test_few_items_are_in_flight() -> None:

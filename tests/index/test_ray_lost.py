@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from scale_helpers import TEXTS, Scans, is_alive
+
+from waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.sweep
 
@@ -23,7 +24,6 @@ build.segment_size, scan.SAVE_RATIO = (lambda *plan: 2), 0
 sys.exit(main(sys.argv[1:]))
 """
 AGENTS = ("raylet/raylet", "gcs/gcs_server") if os.environ.get("MEMLENS_FAULTS") == "all" else ("raylet/raylet",)
-PATIENCE = 180  # seconds; an idle machine needs about ten
 
 
 def descendants(process: int) -> dict[int, str]:
@@ -66,30 +66,25 @@ def started(checkpoint: Path, out: Path) -> tuple[subprocess.Popen[str], dict[in
     command = [sys.executable, "-c", PROGRAM, "scan", str(checkpoint), *TEXTS, "-o", str(out), *options]
     environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
-    until = time.monotonic() + PATIENCE
-    while not list((out / "partial" / "parts").glob("*.npz")):
-        assert driver.poll() is None, driver.communicate()[1]
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    parts = out / "partial" / "parts"
+    wait_until(lambda: driver.poll() is not None or any(parts.glob("*.npz")), "a part is saved")
+    assert driver.poll() is None, driver.communicate()[1]
     processes = descendants(driver.pid)
     assert any("RayWorker" in command for command in processes.values())
     return driver, processes
 
 
-def gone(processes: dict[int, str]) -> bool:
+def wait_until_gone(processes: dict[int, str]) -> None:
     """Ray's own helpers are left out: they end by themselves, up to a minute later."""
     numbers = [number for number, command in processes.items() if "Agent" not in command]
-    until = time.monotonic() + PATIENCE
-    while any(map(is_alive, numbers)) and time.monotonic() < until:
-        time.sleep(0.1)
-    return not any(map(is_alive, numbers))
+    wait_until(lambda: not any(map(is_alive, numbers)), "the processes of the cluster end")
 
 
 def test_a_driver_that_is_killed_leaves_nobody(small_checkpoint: Path, scans: Scans, tmp_path: Path) -> None:
     driver, processes = started(small_checkpoint, tmp_path)
     driver.kill()
     driver.communicate(timeout=PATIENCE)
-    assert gone(processes)
+    wait_until_gone(processes)
     scans.go_on(tmp_path)
 
 
@@ -102,5 +97,5 @@ def test_an_agent_that_is_killed_is_one_line(small_checkpoint: Path, scans: Scan
     assert driver.returncode == 2, err
     lines = [line for line in err.splitlines() if line.startswith("memlens: ")]
     assert len(lines) == 1 and "has ended; completed work is kept" in lines[0]
-    assert gone(processes)
+    wait_until_gone(processes)
     scans.go_on(tmp_path)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from memlens.index.build import build_index
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner.state import ShardNumber
 from memlens.settings import CorpusSettings, ScanSettings
+from waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -130,8 +130,5 @@ def test_processes_end_with_a_driver_that_is_killed(small_checkpoint: Path, scan
         readers = children_of(driver.pid)
         driver.kill()
     assert len(readers) == 2
-    began = time.monotonic()
-    while any(is_alive(reader) for reader in readers):
-        assert time.monotonic() - began < 300
-        time.sleep(0.1)
+    wait_until(lambda: not any(map(is_alive, readers)), "the readers end")
     scans.end(tmp_path / "index")

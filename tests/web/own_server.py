@@ -2,7 +2,6 @@
 
 import shlex
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ from memlens.index.reader import Index
 from memlens.web.app import create_app, listen, server_config
 from memlens.web.security import Access
 from memlens.web.workbench import Workbench
+from waiting import wait_until
 
 OTHER_SCREENS = ((390, "light"), (1280, "light"), (1280, "dark"))
 
@@ -55,8 +55,7 @@ def serving(workbench: Workbench, access: Access | None = None) -> Iterator[str]
         server = uvicorn.Server(server_config(create_app(workbench, access), "error"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
-        while not server.started and thread.is_alive():
-            time.sleep(0.01)
+        wait_until(lambda: server.started or not thread.is_alive(), "the server starts")
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
         thread.join(10)

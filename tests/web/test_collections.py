@@ -78,11 +78,11 @@ def test_a_memory_is_kept_with_the_keyboard_alone(browser: Any, own_index: Index
         page.keyboard.press("Enter")
         page.locator(".keep [role=status]").filter(has_text="saved").wait_for()
         page.keyboard.press("Tab")
-        page.keyboard.type("my memory")
-        page.keyboard.press("Tab")
-        page.keyboard.type("one, two")
-        page.keyboard.press("Enter")
-        page.wait_for_timeout(500)
+        for part, text, key in (("name", "my memory", "Tab"), ("lists", "one, two", "Enter")):
+            page.locator(f"[name={part}]:focus").wait_for()
+            page.keyboard.type(text)
+            with page.expect_response(lambda answer: answer.request.method == "PATCH"):
+                page.keyboard.press(key)
         page.goto(address + "/collections")
         assert page.locator("h2").all_inner_texts() == ["one", "two"]
         assert page.locator(".kept li").first.inner_text().startswith("★")

@@ -6,11 +6,11 @@ The tests hold the model to keep requests waiting, so that they do not depend on
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,20 +24,14 @@ from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
 from memlens.settings import LiveSettings
 from memlens.tracer.intervene import generate, intervene
+from memlens.web import workbench
 from memlens.web.pages.memory import silence
 from memlens.web.pages.trace import read_grid
 from memlens.web.workbench import Workbench
+from waiting import wait_until
 
 PROMPT = "The river runs to the sea"
 LIVE = {"prompt": PROMPT}
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    for _ in range(30_000):  # five minutes, for a busy machine
-        if holds():
-            return
-        time.sleep(0.01)
-    raise AssertionError("this never happened")
 
 
 def waiting(client: TestClient) -> int:
@@ -67,7 +61,7 @@ def test_lookups_answer_while_the_model_is_busy(
     with ThreadPoolExecutor(17) as pool:
         with bench_of(client).model():
             answers = ask(pool, client, 17)  # more than there are threads for pages
-            wait_until(lambda: waiting(client) == 16)
+            wait_until(lambda: waiting(client) == 16, "16 requests wait")
             for path in ("/api/status", "/m/L0N0", "/search?q=river", "/trace", "/"):
                 assert client.get(path).status_code == 200
             assert not any(answer.done() for answer in answers)
@@ -78,7 +72,7 @@ def test_if_enough_requests_wait_others_are_refused(busy: TestClient) -> None:
     with ThreadPoolExecutor(3) as pool:
         with bench_of(busy).model():
             answers = ask(pool, busy, 3)
-            wait_until(lambda: waiting(busy) == 2)
+            wait_until(lambda: waiting(busy) == 2, "two requests wait")
             for path in ("/api/trace", "/api/trace/cell", "/api/memories/L0N0/coefficients"):
                 answer = busy.get(path, params=LIVE)
                 assert answer.status_code == 429
@@ -96,23 +90,19 @@ def test_a_request_does_not_wait_for_ever(
     client = client_of(index_folder, model, live=LiveSettings(seconds=0.2))
     with ThreadPoolExecutor(2) as pool, bench_of(client).model():
         answers = ask(pool, client, 2)
-        wait_until(lambda: any(answer.done() for answer in answers))
+        wait_until(lambda: any(answer.done() for answer in answers), "a request is refused")
         refused = next(answer for answer in answers if answer.done()).result()
         assert refused.status_code == 429 and "busy for 0.2 seconds" in refused.json()["error"]
 
 
 def test_a_computation_that_takes_too_long_ends_before_the_next_layer(
-    client_of: Callable[..., TestClient], index_folder: Path, model: MemoryModel
+    client_of: Callable[..., TestClient], index_folder: Path, model: MemoryModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, layers = client_of(index_folder, model, live=LiveSettings(seconds=0.1)), []
-
-    def wait(layer: int, _m: object) -> None:
-        layers.append(layer)
-        time.sleep(0.2)
-
-    with model.watch(wait):
+    client, layers = client_of(index_folder, model, live=LiveSettings(seconds=9)), []
+    monkeypatch.setattr(workbench, "time", SimpleNamespace(monotonic=lambda: 10.0 * len(layers)))  # 10 s a layer
+    with model.watch(lambda layer, _m: layers.append(layer)):
         answer = client.get("/api/trace", params=LIVE)
-    assert answer.status_code == 422 and "the limit of 0.1 seconds" in answer.json()["error"] and layers == [0]
+    assert answer.status_code == 422 and "the limit of 9 seconds" in answer.json()["error"] and layers == [0]
 
 
 def test_prompts_and_edits_are_limited(busy: TestClient) -> None:

@@ -2,7 +2,6 @@
 
 import html
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from memlens.tracer.prompt import read_prompt
 from memlens.tracer.trace import trace
 from memlens.web.pages.trace import COLUMNS, MAX_CHARACTERS, TraceAddress, last_of_each, read_grid
 from memlens.web.workbench import KeptPrompts
+from waiting import wait_until
 
 PROMPT = "The river runs to the sea"
 
@@ -273,8 +273,7 @@ def test_a_prompt_of_500_tokens_is_traced_and_its_last_cells_are_opened(
     (tmp_path / "text.txt").write_text("The river runs to the sea.\n" * 3)
     index = memlens.scan(str(folder), tmp_path / "text.txt", out=tmp_path / "index", top=3, threads=1)
     client = client_of(index.folder, str(folder))
-    while client.get("/api/status").json()["status"] == "loading":
-        time.sleep(0.05)
+    wait_until(lambda: client.get("/api/status").json()["status"] == "ready", "the model is loaded")
     tokenizer = memlens.load(str(folder)).tokenizer
     text = "The river runs to the sea. " * 200
     prompt = text[: tokenizer.encode([text])[0].ends[499]]

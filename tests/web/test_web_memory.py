@@ -2,7 +2,6 @@
 
 import io
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
@@ -24,6 +23,7 @@ from memlens.text import plain
 from memlens.tracer.intervene import intervene
 from memlens.vocab.nearest import SIDES, nearest_memories
 from memlens.web.pages.memory import draw_histogram, score_axis
+from waiting import wait_until
 
 ClientOf = Callable[..., TestClient]
 
@@ -226,9 +226,8 @@ def test_without_a_model_the_page_works_and_says_how_to_load_it(index: Index, cl
 def test_a_model_that_cannot_be_loaded_is_one_line(index: Index, client_of: ClientOf, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     opened = client_of(index, str(tmp_path))
-    while (status := opened.get("/api/status").json())["status"] == "loading":
-        time.sleep(0.05)
-    assert status["status"] == "failed" and "\n" not in status["text"]
+    wait_until(lambda: opened.get("/api/status").json()["status"] == "failed", "loading fails")
+    assert "\n" not in opened.get("/api/status").json()["text"]
     for path in ("/", "/m/L1N7", "/search?q=river", "/trace", "/steer", "/collections", "/annotate", "/compare"):
         page = opened.get(path)
         assert page.status_code == 200 and "could not be loaded" in unescape(page.text), path
