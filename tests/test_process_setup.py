@@ -28,8 +28,8 @@ def run(code: str, *arguments: str, **variables: str) -> str:
     [
         ({}, [SPINS, "1"]),
         ({"GOMP_SPINCOUNT": "7"}, ["7", "1"]),
-        ({"OMP_WAIT_POLICY": "active"}, ["None", "1"]),
-        ({"OPENBLAS_NUM_THREADS": "3"}, [SPINS, "3"]),
+        pytest.param({"OMP_WAIT_POLICY": "active"}, ["None", "1"], marks=pytest.mark.sweep),
+        pytest.param({"OPENBLAS_NUM_THREADS": "3"}, [SPINS, "3"], marks=pytest.mark.sweep),
     ],
 )
 def test_settings_of_the_user_are_kept(variables: dict[str, str], expected: list[str]) -> None:

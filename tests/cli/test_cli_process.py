@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from cli_helpers import Run
 
 COMMAND = [sys.executable, "-m", "memlens"]
+SWEEP = partial(pytest.param, marks=pytest.mark.sweep)
 
 
 def shell(line: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -22,7 +24,7 @@ def shell(line: str, *arguments: object, **environment: str) -> subprocess.Compl
     )
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", SWEEP(">&- 2>&-"), SWEEP("<&- >&- 2>&-")])
 def test_closed_streams_are_no_crash(made: dict[str, Path], closed: str) -> None:
     shown = shell(f'"$@" {closed}', "show", made["plain"], "L0N0", "-q")
     assert (shown.returncode, shown.stderr) == (0, "")
@@ -47,8 +49,8 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("module", ["memlens.signals", "memlens.cli.app"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("module", ["memlens.signals", SWEEP("memlens.cli.app")])
+@pytest.mark.parametrize("number", [signal.SIGINT, SWEEP(signal.SIGTERM)])
 def test_a_signal_before_the_command_has_begun_is_one_line(number: int, module: str) -> None:
     arguments = [sys.executable, "-c", EARLY, str(int(number)), module]
     ran = subprocess.run(arguments, capture_output=True, text=True, timeout=600)
@@ -65,7 +67,7 @@ def test_an_export_to_a_closed_stdout_is_refused(
     assert (ran.returncode, ran.stderr) == (2, message)
 
 
-@pytest.mark.parametrize("arguments", [("show", "{}", "L0N0"), ("export", "{}"), ("--help",)])
+@pytest.mark.parametrize("arguments", [("show", "{}", "L0N0"), SWEEP(("export", "{}")), SWEEP(("--help",))])
 def test_a_full_disk_behind_stdout_is_one_line(made: dict[str, Path], arguments: tuple[str, ...]) -> None:
     ran = shell('"$@" > /dev/full', *(word.format(made["plain"]) for word in arguments))
     assert ran.returncode == 2

@@ -54,7 +54,7 @@ def without_styles(written: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", written)
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("columns", [60, *(pytest.param(one, marks=pytest.mark.sweep) for one in (80, 120))])
 def test_on_a_terminal_lines_fit_and_nothing_of_the_corpus_acts(evil: Path, columns: int) -> None:
     found = without_styles(on_a_terminal(columns, "search", evil, "now", "--limit", 50))
     assert "now" in found and ("…" in found or columns > 60)

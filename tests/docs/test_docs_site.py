@@ -29,6 +29,7 @@ def test_where_github_builds_the_site_the_notebook_has_a_badge_that_opens_it(
     assert (DOCS.parent / "notebooks" / "first_hour.ipynb").is_file()
 
 
+@pytest.mark.sweep
 def test_a_link_that_leads_nowhere_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "conf.py").write_text((DOCS / "conf.py").read_text())

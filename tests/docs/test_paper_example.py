@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from docs_pages import ROOT
 
 import memlens
@@ -26,6 +27,7 @@ CURVES = {
 }
 
 
+@pytest.mark.sweep
 def test_the_same_script_runs_on_the_small_model(tmp_path: Path) -> None:
     (tmp_path / "memlens").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m memlens "$@"\n')
     (tmp_path / "memlens").chmod(0o755)

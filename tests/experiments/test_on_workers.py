@@ -44,6 +44,7 @@ def test_experiments_on_two_workers_have_the_bytes_of_one_process(
     assert bytes_of(here, *made) == bytes_of(there, *made)
 
 
+@pytest.mark.sweep
 def test_values_on_two_workers_have_the_bytes_of_one_process(valued: tuple[Path, MemoryModel], tmp_path: Path) -> None:
     here, there = (shutil.copytree(valued[0], tmp_path / name) for name in ("here", "there"))
     for folder, workers in ((here, None), (there, 2)):

@@ -195,9 +195,12 @@ def check_counts(index: memlens.Index, family: str, per_sentence: str, dedup: st
 
 
 EVERY_FAMILY = [(family, "best", "prefix", 4, 100) for family in FAMILIES + MIXTURES]
-EVERY_CHOICE = product(
-    ("gpt2", "llama", "gpt_neox", "gemma2", "qwen2_moe"), ("best", "all"), ("prefix", "sentence", "none"), (6,), (64,)
-)
+CHOICES = [(*choice, 6, 64) for choice in product(("best", "all"), ("prefix", "sentence", "none"))]
+EVERY_CHOICE = [("llama", *choice) for choice in CHOICES] + [
+    pytest.param(family, *choice, marks=pytest.mark.sweep)
+    for family in ("gpt2", "gpt_neox", "gemma2", "qwen2_moe")
+    for choice in CHOICES
+]
 
 
 @pytest.mark.parametrize(("family", "per_sentence", "dedup", "top", "batch_tokens"), [*EVERY_FAMILY, *EVERY_CHOICE])

@@ -67,7 +67,8 @@ def one_run(nursery: subprocess.Popen[str], steps: int | None) -> int:
     raise AssertionError("the nursery has ended")
 
 
-def test_a_driver_killed_at_twenty_random_moments_loses_nothing(small_checkpoint, alone, tmp_path) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.sweep)])
+def test_a_driver_killed_at_random_moments_loses_nothing(small_checkpoint, alone, tmp_path, kills: int) -> None:
     out = tmp_path / "index"
     command = [sys.executable, "-c", NURSERY, str(small_checkpoint), str(out), *TEXTS]
     moments = random.Random(20)
@@ -75,7 +76,7 @@ def test_a_driver_killed_at_twenty_random_moments_loses_nothing(small_checkpoint
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     ) as nursery:
-        while killed < 20:
+        while killed < kills:
             ended = one_run(nursery, moments.randint(1, 40))
             assert ended in (0, -signal.SIGKILL)
             killed += ended != 0

@@ -36,9 +36,8 @@ def scans(model: MemoryModel, tmp_path_factory: pytest.TempPathFactory) -> Scans
     return Scans(model, alone.folder)
 
 
-def test_workers_a_stopped_scan_and_shards_give_the_bytes_of_one_process(scans: Scans, tmp_path: Path) -> None:
+def test_a_stopped_scan_and_shards_give_the_bytes_of_one_process(scans: Scans, tmp_path: Path) -> None:
     assert {"counts", "quadrants", "experts", "routing"} <= tables_of(scans.alone).keys()
-    scans.end(tmp_path / "two", workers=2)
     scans.stop(tmp_path / "stopped", 5)
     scans.go_on(tmp_path / "stopped")
     for number in (1, 2):

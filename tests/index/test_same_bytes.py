@@ -55,9 +55,13 @@ def mixture() -> Any:
 
 
 MODELS: dict[str, Callable[[], Any]] = {"plain": plain, "gated": gated, "mixture": mixture}
+BY_DEFAULT = "mixture"  # has gated, shared and routed memories
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name == BY_DEFAULT else pytest.mark.sweep) for name in MODELS],
+)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
     with quiet_transformers(), torch.no_grad():

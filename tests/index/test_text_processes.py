@@ -54,15 +54,23 @@ def corpus_files(folder: Path, texts: Path, model: MemoryModel, processes: int, 
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize(("dedup", "most"), [("prefix", None), ("sentence", 20_011), ("none", None)])
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize(
+    ("dedup", "most"),
+    [
+        ("prefix", None),
+        pytest.param("sentence", 20_011, marks=pytest.mark.sweep),
+        pytest.param("none", None, marks=pytest.mark.sweep),
+    ],
+)
 def test_every_file_of_the_corpus_has_the_same_bytes(
-    scans: Scans, texts: Path, tmp_path: Path, dedup: str, most: int | None
+    scans: Scans, texts: Path, tmp_path: Path, dedup: str, most: int | None, processes: int
 ) -> None:
     alone = corpus_files(tmp_path / "1", texts, scans.model, 1, dedup, most)
-    for processes in (2, 3):
-        assert corpus_files(tmp_path / str(processes), texts, scans.model, processes, dedup, most) == alone
+    assert corpus_files(tmp_path / "several", texts, scans.model, processes, dedup, most) == alone
 
 
+@pytest.mark.sweep
 def test_a_whole_index_has_the_same_bytes(scans: Scans, texts: Path, tmp_path: Path) -> None:
     corpus, settings = CorpusSettings((str(texts),)), ScanSettings(top=5, batch_tokens=2048, threads=1, max_tokens=9000)
     found = []
@@ -74,6 +82,7 @@ def test_a_whole_index_has_the_same_bytes(scans: Scans, texts: Path, tmp_path: P
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.sweep
 def test_shards_that_were_read_by_different_numbers_of_processes_are_merged(scans: Scans, tmp_path: Path) -> None:
     corpus, settings = CorpusSettings(TEXTS), ScanSettings(top=5, batch_tokens=64, threads=1)
     shards = [tmp_path / f"shard{number}" for number in (1, 2)]
@@ -123,6 +132,7 @@ memlens.scan(sys.argv[1], sys.argv[3:], out=sys.argv[2], workers=2, top=5, batch
 """
 
 
+@pytest.mark.sweep
 def test_processes_end_with_a_driver_that_is_killed(small_checkpoint: Path, scans: Scans, tmp_path: Path) -> None:
     command = [sys.executable, "-c", DRIVER, str(small_checkpoint), str(tmp_path / "index"), *TEXTS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:

@@ -39,6 +39,7 @@ def test_a_model_in_memory_and_one_killed_worker(alone: Path, tmp_path: Path) ->
     assert killed and not is_alive(killed[0])
 
 
+@pytest.mark.sweep
 def test_ctrl_c_keeps_finished_segments_and_fewer_workers_continue(scans: Scans, tmp_path: Path) -> None:
     scans.stop(tmp_path, 3, workers=2)
     assert not children_of(os.getpid()), "no worker is left behind"
@@ -47,6 +48,7 @@ def test_ctrl_c_keeps_finished_segments_and_fewer_workers_continue(scans: Scans,
     scans.go_on(tmp_path)
 
 
+@pytest.mark.sweep
 def test_workers_of_a_killed_driver_end_and_the_next_driver_continues(small_checkpoint, scans, tmp_path) -> None:
     process = start(small_checkpoint, tmp_path, until=1000)
     workers = children_of(process.pid)

@@ -20,7 +20,9 @@ from memlens.web.workbench import Workbench
 COMMAND = [sys.executable, "-m", "memlens", "serve"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 0), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.sweep)]
+)
 def test_it_prints_its_address_answers_and_stops(index_folder: Path, number: signal.Signals, code: int) -> None:
     command, env = [*COMMAND, str(index_folder), "--port", "0"], {**os.environ, "PYTHONUNBUFFERED": "1"}
     ran = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
