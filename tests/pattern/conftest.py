@@ -9,7 +9,7 @@ from memlens.pattern.table import compute_patterns
 SEEDS = {"first": 1, "second": 20}
 
 
-@pytest.fixture(scope="session", params=list(SEEDS))
+@pytest.fixture(scope="session", params=["first", pytest.param("second", marks=pytest.mark.sweep)])
 def planted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Index, Planted]:
     folder = tmp_path_factory.mktemp("planted") / "index"
     index, truth = plant(folder, read_lexicon(request.param), SEEDS[request.param])

@@ -23,7 +23,7 @@ KINDS = ("subject", "random", "one token", "three tokens", "swapped")
 REAL, FAKE = 100, 250
 
 
-@pytest.fixture(scope="module", params=[25, 50])
+@pytest.fixture(scope="module", params=[pytest.param(25, marks=pytest.mark.sweep), 50])
 def index(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Index:
     triggers_each = request.param
     units = list(read_units(CorpusSettings(("bundled:prose",))))
