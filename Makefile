@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Also where an earlier one was interrupted before it had pip.
 MAKE_VENV = $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 
-.PHONY: demo smoke test test-all sweeps everywhere dist docs check format clean chromium
+.PHONY: demo smoke test test-all sweeps everywhere mutations dist docs check format clean chromium
 
 demo: $(RUNS)
 	$(BIN)/memlens demo
@@ -46,6 +46,10 @@ everywhere: $(INSTALLED) chromium
 	  ATEN_CPU_CAPABILITY=$${machine%-*} OMP_NUM_THREADS=$${machine#*-} LC_ALL=C TZ=Asia/Kolkata HOME=/proc/nowhere \
 	    $(PYTEST) -p no:cacheprovider $(TESTS) || exit 1; \
 	done
+
+# Whether the default suite notices 40 faults seeded into a copy of the sources: `make mutations FAULTS=1-10`.
+mutations: $(INSTALLED)
+	$(BIN)/python tests/mutations.py $(FAULTS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

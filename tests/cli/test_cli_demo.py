@@ -105,6 +105,7 @@ def test_a_sample_that_no_experiment_can_have_is_refused_before_the_scan(models,
     assert not (tmp_path / "index").exists()
 
 
+@pytest.mark.sweep
 def test_the_bundled_model_on_bundled_text_has_five_findings(tmp_path: Path) -> None:
     outcome = demo(out=tmp_path / "index", max_tokens=6000, prefixes=40, edited=1, threads=1)
     noted = outcome.index.manifest
