@@ -170,6 +170,17 @@ def test_a_hub_that_falls_silent_anywhere_is_not_waited_for(
     assert "cannot be reached" in refused("pull", REPO, "-o", tmp_path / "copy")
 
 
+def test_a_session_that_the_client_replaces_after_an_error_has_the_same_timeout() -> None:
+    from huggingface_hub import close_session, get_session
+
+    before = get_session().timeout
+    with memlens_hub._hub(Repository("me/x")):
+        for _ in range(2):
+            assert set(get_session().timeout.as_dict().values()) == {memlens_hub._SILENCE}
+            close_session()  # as the client does if a connection fails
+    assert get_session().timeout == before
+
+
 def test_an_interrupted_push_prints_no_progress_bar(
     hub: Hub, tiny_gpt2_index: Index, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

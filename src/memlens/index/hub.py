@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memlens import __version__
 from memlens.errors import HubError, IndexFolderError, MemlensError, SettingError
@@ -330,15 +330,22 @@ def _is_unreachable(error: BaseException | None) -> bool:
 
 @contextmanager
 def _limit_waiting() -> Iterator[None]:
-    """Make requests of the client fail after _SILENCE seconds without an answer."""
-    from huggingface_hub import get_session
+    """Make requests fail after _SILENCE seconds without an answer, also in sessions that the client replaces."""
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils import _http
 
-    session = get_session()
-    before, session.timeout = session.timeout, _SILENCE
+    make_client = _http._GLOBAL_CLIENT_FACTORY  # the user may have set one
+
+    def make_limited_client() -> Any:
+        client = make_client()
+        client.timeout = _SILENCE
+        return client
+
+    set_client_factory(make_limited_client)
     try:
         yield
     finally:
-        session.timeout = before
+        set_client_factory(make_client)
 
 
 @contextmanager
