@@ -166,9 +166,12 @@ def test_a_tensor_with_another_shape_than_the_settings_is_named(folder):
     refused(ModelError, folder, "the weights of tiny-gpt2 do not match its config.json", words)
 
 
-def test_a_size_of_zero_is_named(folder):
+def test_a_size_of_zero_is_named(folder, tiny_llama, tmp_path):
     change_config(folder, n_head=0)
     refused(ModelError, folder, "config.json of tiny-gpt2 does not describe a network: n_head is 0")
+    llama = shutil.copytree(tiny_llama, tmp_path / "llama")  # transformers divides while it reads the configuration
+    change_config(llama, num_attention_heads=0)
+    refused(ModelError, llama, "config.json of llama does not describe a network: num_attention_heads is 0")
 
 
 def test_weights_without_read_permission_are_reported_as_such(folder, monkeypatch):

@@ -471,6 +471,10 @@ def read_config(place: str, name: str, **options: Any) -> Config:
             error, (ImportError, OSError, MemoryError)
         ):  # its head was already checked
             raise _unsupported_gguf(name, one_line(error)) from error
+        if isinstance(error, ZeroDivisionError):
+            content = _read_settings(place, name) or {}
+            zeros = [key for key, value in content.items() if type(value) is int and value == 0 and "_id" not in key]
+            raise ModelError(f"config.json of {name} does not describe a network: {_list_first(zeros)} is 0") from error
         path = Path(place) / "config.json"
         if isinstance(error, ValueError) and path.is_file():
             content = json.loads(path.read_text(encoding="utf-8"))
