@@ -189,10 +189,10 @@ def test_one_memory_of_many_is_found_in_few_row_groups(index: Path) -> None:
         opened.triggers(f"L1N{(wanted + 1) * memories}")
 
 
-def rewrite_table(index: Path, table: str, change: Any) -> None:
+def rewrite_table(index: Path, table: str, change: Any, **options: Any) -> None:
     """Change a table and give it a valid checksum."""
     path = index / f"{table}.parquet"
-    pq.write_table(change(pq.read_table(path)), path)
+    pq.write_table(change(pq.read_table(path)), path, **options)
     with changing_manifest(index) as manifest:
         manifest["files"][path.name] = facts_of(path)
 
@@ -204,6 +204,10 @@ def set_number(column: str, number: int) -> Any:
         return pa.Table.from_pylist(rows, table.schema)
 
     return change
+
+
+def clear_text(table: pa.Table) -> pa.Table:
+    return table.set_column(table.column_names.index("text"), "text", pa.nulls(len(table), pa.string()))
 
 
 @pytest.mark.parametrize(
@@ -223,6 +227,8 @@ def set_number(column: str, number: int) -> Any:
         ("vocabulary", lambda table: table.slice(0, 3), "rows instead of"),
         ("memories", lambda table: table.slice(0, 3), "rows instead of"),
         ("memories", lambda table: table.drop_columns(["histogram"]), "no column 'histogram'"),
+        ("vocabulary", clear_text, "column 'text' has missing values"),
+        ("corpus", clear_text, "column 'text' has missing values"),
         ("values", set_number("tokens", 10**8), "tokens 100000000"),
         ("values", lambda table: table.drop_columns(["max_p"]), "no column 'max_p'"),
     ],
@@ -235,6 +241,15 @@ def test_a_valid_checksum_with_invalid_content_is_one_line(
     assert main(["show", str(index), "L0N0"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("memlens: ") and words in line
+
+
+def test_a_table_without_statistics_is_one_line(
+    alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = Path(shutil.copytree(alone, tmp_path / "index"))
+    rewrite_table(index, "triggers", lambda table: table, write_statistics=False)
+    assert main(["show", str(index), "L0N0"]) == 2
+    assert "its column 'layer' has no statistics" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

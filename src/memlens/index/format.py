@@ -166,6 +166,7 @@ SCHEMAS = {
     EXPERTS: EXPERTS_SCHEMA,
     ROUTING: ROUTING_SCHEMA,
 }
+_NULLABLE = {"next_token", "weight", "quadrants"}  # columns of the scan's tables that may have nulls
 _PATTERN_COLUMNS = "layer memory pattern kind description prefixes confidence share q"
 DERIVED_COLUMNS = {  # columns that readers require
     VALUES: "layer memory max_p entropy norm argmax target target_rank tokens p bottom_tokens bottom_p",
@@ -507,8 +508,21 @@ def find_problem(path: Path, name: str, manifest: Manifest) -> str:
     if name not in SCHEMAS and name not in DERIVED_COLUMNS:
         return ""
     for number in range(metadata.num_row_groups):
-        if problem := _find_bad_number(metadata.row_group(number), name, manifest):
+        row_group = metadata.row_group(number)
+        if problem := _find_null(row_group, name) or _find_bad_number(row_group, name, manifest):
             return problem
+    return ""
+
+
+def _find_null(row_group: Any, name: str) -> str:
+    """Return a sentence about a missing value in a table of the scan, or about a column that does not state it."""
+    if name not in SCHEMAS or not row_group.num_rows:
+        return ""
+    for number in range(row_group.num_columns):
+        column = row_group.column(number)
+        column_name, statistics = column.path_in_schema.partition(".")[0], column.statistics
+        if column_name not in _NULLABLE and (statistics is None or statistics.null_count != 0):
+            return f"its column '{column_name}' has {'no statistics' if statistics is None else 'missing values'}"
     return ""
 
 
