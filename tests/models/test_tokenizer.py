@@ -1,5 +1,9 @@
 """Tokens, their texts and their ends within a text."""
 
+import os
+import threading
+from typing import Any
+
 import pytest
 import tokenizers
 from hypothesis import given, settings, strategies as st
@@ -128,13 +132,63 @@ def split_by(pattern: str) -> PreTrainedTokenizerFast:
 def test_a_panic_of_the_tokenizer_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CorpusError, match=r"^the tokenizer failed on a text \(.*retry-limit.*\); check"):
         Tokenizer(split_by("(a+)+$")).encode(["a" * 40 + "!"])
-    capfd.readouterr()
+    assert capfd.readouterr().err == "", "Rust's own report is dropped"
+    os.write(2, b"stderr is as before")
+    assert capfd.readouterr().err == "stderr is as before"
 
 
-def test_a_normalizer_that_fills_the_memory_is_rejected() -> None:
-    bomb = split_by("a")
-    bomb.backend_tokenizer.normalizer = tokenizers.normalizers.Sequence(
-        [tokenizers.normalizers.Replace("a", "a" * 10)] * 8
-    )
-    with pytest.raises(ModelError, match=r"makes .* more than 64 times longer"):
-        Tokenizer(bomb)
+def test_what_is_written_to_stderr_while_the_tokenizer_runs_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
+    class Talking:
+        is_fast, bos_token_id = True, None
+
+        def __call__(self, texts, **options):
+            os.write(2, b"a warning\n")
+            return {"input_ids": [5]}
+
+    Tokenizer(Talking())
+    assert capfd.readouterr().err == "a warning\n" * 2
+
+
+def test_a_text_that_takes_too_long_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+
+    class Stuck:
+        is_fast, bos_token_id = True, None
+
+        def __call__(self, texts, **options):
+            release.wait()
+
+    monkeypatch.setattr("memlens.models.tokenizer._PATIENCE", 0.0)
+    with pytest.raises(CorpusError, match="takes more than 0 seconds for texts of up to 9 characters; check its"):
+        Tokenizer(Stuck())
+    release.set()
+
+
+def replacing(*steps: tuple[str | tokenizers.Regex, str]) -> PreTrainedTokenizerFast:
+    """Return a tokenizer that replaces strings and patterns in order, in nested sequences."""
+    tokenizer, sequence = split_by("a"), tokenizers.normalizers.Sequence
+    replacements = [tokenizers.normalizers.Replace(pattern, content) for pattern, content in steps]
+    tokenizer.backend_tokenizer.normalizer = sequence([sequence(replacements[:1]), *replacements[1:]])
+    return tokenizer
+
+
+BOMBS = {
+    "one character": [("a", "a" * 10)] * 8,
+    "one step": [("a", "b" * 100)],
+    "a word": [("zqx", "zqx" * 10)] * 8,
+    "a pattern": [(tokenizers.Regex("(?i)zqx[0-9]"), "zqx7" * 10)] * 8,
+    "in turns": [("a", "b" * 10), ("b", "a" * 10)] * 4,
+    "between characters": [(tokenizers.Regex("c*"), "a")] * 40,
+}
+
+
+@pytest.mark.parametrize("steps", BOMBS.values(), ids=BOMBS)
+def test_a_normalizer_that_fills_the_memory_is_rejected(steps: list[tuple[Any, str]]) -> None:
+    with pytest.raises(ModelError, match=r"may make .* more than 64 times longer"):
+        Tokenizer(replacing(*steps))
+
+
+def test_replacements_that_do_not_multiply_each_other_are_accepted() -> None:
+    ligatures = [(sign, sign * 3) for sign in "abcdefghij"]
+    spaces = [(tokenizers.Regex(r"\s+"), " "), ("``", '"'), (" ", "\u2581")] * 9
+    Tokenizer(replacing(*ligatures, *spaces))

@@ -4,19 +4,24 @@ It wraps a fast tokenizer of Hugging Face. No special tokens are added to a text
 """
 
 import json
+import os
 import re
-import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from threading import Lock, Thread
 from typing import Any
 
 from memlens.errors import CorpusError, ModelError, UnknownName
 from memlens.memory import EncodedText
 
 _PROBE = "The river"
-_MOST_GROWTH = 64  # of a character by the replacements of a normalizer
+_MOST_GROWTH = 64  # of a text by the replacements of a normalizer
+_PATIENCE = 60.0  # seconds for a text, and one more for every _SLOWEST characters
+_SLOWEST = 10_000  # characters per second; usual tokenizers read more than 100,000
 _LONE_BYTES = re.compile("[\udc80-\udcff]+")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")  # a single byte in sentencepiece
 _SPACE_MARK = "\u2581"  # a space in sentencepiece
@@ -49,8 +54,8 @@ class Tokenizer:
 
     def _prefix_tokens(self) -> list[int]:
         """Return the special tokens that the checkpoint's tokenizer adds before a text."""
-        plain = self._fast(_PROBE, add_special_tokens=False)["input_ids"]
-        complete = self._fast(_PROBE, add_special_tokens=True)["input_ids"]
+        plain = self._tokenize(_PROBE, add_special_tokens=False)["input_ids"]
+        complete = self._tokenize(_PROBE, add_special_tokens=True)["input_ids"]
         added = len(complete) - len(plain)
         starts = [start for start in range(added + 1) if complete[start : start + len(plain)] == plain]
         return complete[: starts[0]] if starts else []
@@ -62,29 +67,58 @@ class Tokenizer:
     def encode(self, texts: Sequence[str]) -> list[EncodedText]:
         if not texts:
             return []
-        try:
-            batch = self._fast(
-                list(texts),
-                add_special_tokens=False,
-                return_offsets_mapping=True,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                padding=False,
-                truncation=False,
-                verbose=False,
-            )
-        except (TypeError, UnicodeError) as error:
-            raise CorpusError(f"a text is not valid Unicode and cannot be tokenized ({_first_line(error)})") from error
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":  # of Rust, for example if a regex backtracks too often
-                raise
-            reason = str(error).strip().split("\n")[0]
-            raise CorpusError(f"the tokenizer failed on a text ({reason}); check its tokenizer.json") from None
+        batch = self._tokenize(
+            list(texts),
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            padding=False,
+            truncation=False,
+            verbose=False,
+        )
         return [
             # tokens within one character share its end; some tokenizers step back, so take the running maximum
             EncodedText(list(ids), list(accumulate((end for _start, end in offsets), max)))
             for ids, offsets in zip(batch["input_ids"], batch["offset_mapping"], strict=True)
         ]
+
+    def _tokenize(self, texts: str | list[str], **options: Any) -> Any:
+        """Call the tokenizer in a thread, so that a signal or the time limit ends the wait for it.
+
+        Raises:
+            CorpusError: A text is not valid Unicode, takes too long, or makes the tokenizer panic.
+        """
+        outcome: Future[Any] = Future()
+
+        def call() -> None:
+            try:
+                outcome.set_result(self._fast(texts, **options))
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        length = max(map(len, [texts] if isinstance(texts, str) else texts))
+        seconds = _PATIENCE + sum(map(len, texts)) / _SLOWEST
+        with _holding_stderr() as held:
+            Thread(target=call, daemon=True).start()  # Rust cannot be interrupted, so it may outlive the limit
+            try:
+                return outcome.result(seconds)
+            except TimeoutError:
+                raise CorpusError(
+                    f"the tokenizer takes more than {seconds:,.0f} seconds for texts of up to {length:,} characters; "
+                    "check its tokenizer.json"
+                ) from None
+            except (TypeError, UnicodeError) as error:
+                raise CorpusError(
+                    f"a text is not valid Unicode and cannot be tokenized ({_first_line(error)})"
+                ) from error
+            except BaseException as error:
+                if type(error).__name__ != "PanicException":  # of Rust, for example if a regex backtracks too often
+                    raise
+                os.truncate(held, 0)
+                raise CorpusError(
+                    f"the tokenizer failed on a text ({_first_line(error)}); check its tokenizer.json"
+                ) from None
 
     def token_text(self, token: int) -> str:
         """Return the token as text with its leading space. Incomplete characters are written like ⟨E2 80⟩."""
@@ -183,29 +217,66 @@ def bytes_text(data: bytes) -> str:
     return _LONE_BYTES.sub(lambda run: f"⟨{' '.join(f'{ord(byte) - 0xDC00:02X}' for byte in run[0])}⟩", text)
 
 
+_stderr = Lock()
+
+
+@contextmanager
+def _holding_stderr() -> Iterator[int]:
+    """Collect what this process writes to stderr and write it at the end. Yields the file that holds it.
+
+    Rust reports a panic on stderr, in up to hundreds of lines, before it becomes an exception.
+    """
+    with _stderr:
+        try:
+            before = os.dup(2)
+        except OSError:  # it is closed
+            before = os.open(os.devnull, os.O_WRONLY)
+        held = os.memfd_create("stderr") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR)
+        try:
+            os.dup2(held, 2)
+            yield held
+        finally:
+            os.dup2(before, 2)
+            if content := os.pread(held, 1 << 20, 0):
+                os.write(2, content)
+            os.close(before)
+            os.close(held)
+
+
 def _check_normalizer(normalizer: Any) -> None:
-    """Raise ModelError if replacements make a character far longer, so that a short text would fill the memory."""
+    """Raise ModelError if replacements may make a text far longer, so that a short text would fill the memory.
+
+    A replacement multiplies the length of what it matches. Two of them multiply each other if the second may match
+    what the first inserts, which is assumed of a regular expression.
+    """
     from tokenizers import Regex, normalizers
 
-    steps = [] if normalizer is None else [json.loads(normalizer.__getstate__())]
-    for step in steps:  # nested sequences are appended, and their steps keep their order
-        steps += step.get("normalizers") or []
-    replacements = [
-        (step["pattern"].get("String") or Regex(step["pattern"]["Regex"]), step["content"])
-        for step in steps
-        if step.get("type") == "Replace"
-    ]
-    plain = {pattern for pattern, _ in replacements if isinstance(pattern, str)}
-    for start in {*string.printable, *plain, *(sign for _, content in replacements for sign in content)}:
-        text = start
-        for pattern, content in replacements:
-            text = normalizers.Replace(pattern, content).normalize_str(text)
-            if len(text) > _MOST_GROWTH * len(start):
-                raise ModelError(
-                    f"the tokenizer's normalizer makes {start!r} more than {_MOST_GROWTH} times longer; fix its "
-                    "tokenizer.json"
-                )
+    later: list[tuple[str, float]] = []  # replacements that follow: a string that they need, and their growth
+    for step in reversed([] if normalizer is None else _steps(json.loads(normalizer.__getstate__()))):
+        if step.get("type") != "Replace":
+            continue
+        content, literal = step["content"], step["pattern"].get("String", "")
+        growth = len(content) / max(len(literal), 1)
+        if not literal:  # a regular expression that matches nothing at all inserts at every character
+            replaced = normalizers.Replace(Regex(step["pattern"].get("Regex", "")), content).normalize_str("\0\0")
+            growth = max(growth, len(replaced) / 2)
+        followers = [factor for needed, factor in later if not needed or set(needed) & set(content)]
+        growth = max(growth, 1.0) * max(followers, default=1.0)
+        if growth > _MOST_GROWTH:
+            what = repr(literal) if literal else "a character"
+            raise ModelError(
+                f"the tokenizer's normalizer may make {what} more than {_MOST_GROWTH} times longer; fix its "
+                "tokenizer.json"
+            )
+        later.append((literal, growth))
 
 
-def _first_line(error: Exception) -> str:
+def _steps(normalizer: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the steps of a normalizer in order, with nested sequences laid out."""
+    if "normalizers" not in normalizer:
+        return [normalizer]
+    return [step for part in normalizer["normalizers"] for step in _steps(part)]
+
+
+def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0]
