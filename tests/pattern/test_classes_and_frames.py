@@ -91,6 +91,5 @@ def test_a_class_is_called_what_a_person_calls_it(index: Index) -> None:
 
 def test_a_piece_inside_a_word_is_named(tmp_path: Path) -> None:
     from memlens.pattern.features import Feature
-    from memlens.pattern.words import Words
 
-    assert Feature("piece", shape="oph").describe(Words()) == 'ends inside a word with "oph"'
+    assert Feature("piece", shape="oph").describe([], ["philosophy"]) == 'ends inside a word with "oph": philosophy'

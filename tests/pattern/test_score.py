@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from index_by_hand import pieces, write_index
-from memlens.pattern.find import Pattern, in_senses
-from memlens.pattern.score import is_topic_refuted
+from memlens.pattern.find import in_senses
+from memlens.pattern.naming import Pattern
+from memlens.pattern.score import Scores, is_topic_refuted
 from memlens.pattern.table import compute_patterns
 from memlens.settings import PatternSettings
 from memlens.stats import roc_area
@@ -29,6 +30,7 @@ def test_the_score_of_an_ending_is_that_of_counting(tmp_path: Path) -> None:
     mine = np.mean([has(*place) for place in places[15:]])
     random = np.mean([has(s, p) for s, text in enumerate(TEXTS) for p in range(len(pieces(text)))])
     assert mine == 0.5 and row["auroc"] == pytest.approx(0.5 + (mine - random) / 2)
+    assert row["precision"] == np.mean([has(*place) for place in places[15:25]])
 
 
 def test_no_trigger_held_out_gives_no_score(tmp_path: Path) -> None:
@@ -56,7 +58,7 @@ def test_labels_of_read_memories_are_whole() -> None:
 
 
 def test_a_pattern_of_some_prefixes_of_a_larger_one_has_its_sense() -> None:
-    patterns = [Pattern(str(size), "shallow", "", (1 << size) - 1, 0.0, 0.0, (None, None)) for size in (12, 4)]
+    patterns = [Pattern(str(size), "shallow", "", (1 << size) - 1, 0.0, 0.0, Scores(None, None)) for size in (12, 4)]
     assert [pattern.sense for pattern in in_senses(patterns, 25)] == [0, 0]
 
 
@@ -65,10 +67,12 @@ def test_a_topic_that_held_out_triggers_do_not_confirm_is_refuted() -> None:
     random = np.random.default_rng(5)
     held, same = np.arange(25), np.arange(100)
     areas = [roc_area(random.normal(size=25), random.normal(size=100)) for _ in range(2000)]
-    refuted = np.mean([is_topic_refuted((0.9, area), held, same) for area in areas])
+    refuted = np.mean([is_topic_refuted(Scores(0.9, area), held, same) for area in areas])
     assert 0.93 <= refuted <= 0.97
-    assert not is_topic_refuted((0.9, 0.75), held, same)
-    assert not is_topic_refuted((0.9, 0.4), held[:9], same[:36]) and not is_topic_refuted((0.9, None), held, same[:0])
+    assert not is_topic_refuted(Scores(0.9, 0.75), held, same)
+    assert not is_topic_refuted(Scores(0.9, 0.4), held[:9], same[:36]) and not is_topic_refuted(
+        Scores(0.9, None), held, same[:0]
+    )
 
 
 def test_a_prefix_that_was_drawn_four_times_is_one_observation() -> None:
@@ -76,7 +80,7 @@ def test_a_prefix_that_was_drawn_four_times_is_one_observation() -> None:
     random = np.random.default_rng(6)
     held, same = np.arange(25), np.tile(np.arange(25), 4)
     areas = [roc_area(random.normal(size=25), np.tile(random.normal(size=25), 4)) for _ in range(2000)]
-    assert 0.93 <= np.mean([is_topic_refuted((0.9, area), held, same) for area in areas]) <= 0.97
+    assert 0.93 <= np.mean([is_topic_refuted(Scores(0.9, area), held, same) for area in areas]) <= 0.97
     drawn = np.repeat(np.arange(28), [19, *[3] * 27])  # a common prefix among others
     areas = [roc_area(random.normal(size=25), random.normal(size=28)[drawn]) for _ in range(2000)]
-    assert 0.93 <= np.mean([is_topic_refuted((0.9, area), held, drawn) for area in areas]) <= 0.97
+    assert 0.93 <= np.mean([is_topic_refuted(Scores(0.9, area), held, drawn) for area in areas]) <= 0.97

@@ -93,6 +93,7 @@ def test_the_family_of_a_key_is_that_of_its_feature() -> None:
         EARLY,
         FIRST,
         FIRST_LIST,
+        FOLLOWING,
         FRAME,
         INSIDE,
         KIND,
@@ -104,7 +105,7 @@ def test_the_family_of_a_key_is_that_of_its_feature() -> None:
     keys = [(kind + n) << KIND | sum(7 << BITS * place for place in range(n)) for kind in (ENDING, ANYWHERE)
             for n in (1, 2, 3)]  # fmt: skip
     keys += [FRAME << KIND | 7 << 2 * BITS | 7]
-    keys += [SHAPE << KIND | about << 2 * BITS | 1 for about in (0, FIRST, FIRST_LIST, EARLY)]
+    keys += [SHAPE << KIND | about << 2 * BITS | 1 for about in (0, FIRST, FIRST_LIST, EARLY, FOLLOWING)]
     keys += [SHAPE << KIND | about << 2 * BITS | 1 + (about == LAST_CLASS) for about in (BEFORE, INSIDE, LAST_CLASS)]
     features = [read_key(key, ["list a month", "class 0.1"]) for key in keys]
     assert families_of(np.array(keys)).tolist() == [feature.family for feature in features]

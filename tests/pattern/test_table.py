@@ -1,4 +1,4 @@
-"""The tables of patterns and names: what follows the triggers, what the value promotes, and one line that says both."""
+"""The tables of patterns and names: what triggers share, what follows them, and whether the value promotes it."""
 
 from pathlib import Path
 
@@ -27,21 +27,21 @@ def index(tmp_path: Path) -> Index:
     return made
 
 
-def test_a_name_says_what_it_fires_on_what_follows_and_what_it_promotes(index: Index) -> None:
+def test_a_name_says_what_it_fires_on_what_follows_and_that_its_value_agrees(index: Index) -> None:
     row = read_summary(index, "L0N0")
     assert row is not None
-    assert row.name == 'ends with "the free press" → followed by "conference"; promotes "conference", "people"'
+    assert row.name == 'ends with "the free press", before "conference" (20 of 20, promoted by its value)'
     assert [VOCABULARY[token] for token in list(row.follows)] == [" conference"] and list(row.follows_times) == [20]
     assert row.agrees is True and row.covered == 20
-    (pattern,) = read_patterns(index, "L0N0") or ()
-    assert pattern.description == 'ends with "the free press"' and pattern.prefixes == tuple(range(20))
+    described = {pattern.description: pattern.prefixes for pattern in read_patterns(index, "L0N0") or ()}
+    assert described == dict.fromkeys(('ends with "the free press"', 'before "conference"'), tuple(range(20)))
     assert read_summary(index, "L0N2") is None  # without triggers there is no name
 
 
 def test_tokens_that_follow_now_and_then_are_not_typical(index: Index) -> None:
     row = read_summary(index, "L0N1")
     assert row is not None and list(row.follows) == [] and row.agrees is None
-    assert "followed by" not in row.name and "promotes" in row.name
+    assert row.name == 'ends with "the free press"'
 
 
 def test_the_most_frequent_next_token_comes_first(tmp_path: Path) -> None:

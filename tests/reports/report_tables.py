@@ -91,9 +91,10 @@ def patterns_of(index: Index) -> list[Row]:
         for memory in range(0, index.memories(layer), 4):
             own = (layer, memory, f"p{memory}", kind, said if memory else EVIL, [0, 1, 2], 1 - memory / 100)
             other = (layer, memory, "other", kind, EVIL, [3, 4], 0.0)
-            rows += [(*own, 0.1, 0.0, 0, 0.9, 0.5), (*other, 0.1, 0.0, 1, None, None)]
+            precision = 0.9 - memory % 3 / 10
+            rows += [(*own, 0.1, 0.0, 0, 0.9, 0.5, precision), (*other, 0.1, 0.0, 1, None, None, None)]
     return table_of(
-        "layer memory pattern kind description prefixes confidence share q sense auroc auroc_same_token", rows
+        "layer memory pattern kind description prefixes confidence share q sense auroc auroc_same_token precision", rows
     )
 
 

@@ -72,7 +72,7 @@ def test_the_memory_that_is_right_has_the_largest_share_and_its_command_lists_th
     assert following.count(shown["value"]["promotes"][0]["token"]) == agree[best]
 
 
-def test_the_clearest_memory_promotes_most_words_of_the_sentences_that_fire_it(full: memlens.Index) -> None:
+def test_the_clearest_memory_is_confirmed_by_triggers_that_were_held_out(full: memlens.Index) -> None:
     values = {(row["layer"], row["memory"]): row["tokens"][:10] for row in rows_of(full, "values")}
     sentences = {row["sentence"]: set(row["tokens"]) for row in rows_of(full, "corpus")}
     places = {
@@ -86,14 +86,15 @@ def test_the_clearest_memory_promotes_most_words_of_the_sentences_that_fire_it(f
             read = set.union(*(sentences[trigger["sentence"]] for trigger in triggers))
             promoted = [token for token in values[name] if token in read and material.is_word(token)]
             is_phrase = median(trigger["position"] for trigger in triggers) >= 5
-            order = (row["kind"] != "semantic", len(row["prefixes"]) < 10, not is_phrase, -len(promoted))
+            held = -(row["precision"] or 0)
+            order = (row["kind"] != "semantic", len(row["prefixes"]) < 10, not is_phrase, held, -len(promoted))
             found.append(((*order, -row["confidence"], *name, row["pattern"]), row["description"]))
     order, description = min(found)
     insight = only(full, "memory")
-    assert len({one[0][:4] for one in found}) > 1, "nothing to choose between"
-    assert insight.title.startswith(f"L{order[5]}N{order[6]} detects ")
+    assert len({one[0][:5] for one in found}) > 1, "nothing to choose between"
+    assert insight.title.startswith(f"L{order[6]}N{order[7]} detects ")
     assert insight.title.endswith(visible(description).removeprefix("about: "))
-    assert (order[3] == 0) == (not any("are words of those sentences" in line for line in insight.lines))
+    assert (order[4] == 0) == (not any("are words of those sentences" in line for line in insight.lines))
 
 
 def test_the_rarest_memory_fires_on_the_fewest_prefixes(bare: memlens.Index) -> None:

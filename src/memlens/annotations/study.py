@@ -178,7 +178,8 @@ def _covered_by_machine(index: Index, memories: set[MemoryId], top: int | None) 
     ranks: dict[MemoryId, dict[str, set[int]]] = {memory: {kind: set() for kind in KINDS} for memory in memories}
     for memory, rows in index.rows_of("patterns", memories, "kind, prefixes").items():
         for row in rows:
-            ranks[memory][row["kind"]].update(rank for rank in row["prefixes"] if top is None or rank < top)
+            if row["kind"] in KINDS:
+                ranks[memory][row["kind"]].update(rank for rank in row["prefixes"] if top is None or rank < top)
     return {memory: _coverage(covered) for memory, covered in ranks.items()}
 
 

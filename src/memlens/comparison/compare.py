@@ -311,7 +311,7 @@ def _read_sides(index: Index, memories: list[MemoryId]) -> dict[MemoryId, Memory
         # the top triggers; a memory that is always negative has bottom triggers only
         shown = top[memory] or bottom[memory]
         value = next(iter(values.get(memory, [])), None)
-        own_kinds = sorted({row["kind"] for row in kinds.get(memory, [])})
+        own_kinds = sorted({row["kind"] for row in kinds.get(memory, [])} - {"next"})
         sides[memory] = MemorySide(
             memory,
             shown[0].coefficient if shown else None,

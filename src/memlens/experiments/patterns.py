@@ -23,6 +23,7 @@ from memlens.experiments import experiment as ex
 from memlens.experiments.prefixes import STOP_LISTS
 from memlens.index.reader import Index
 from memlens.pattern.table import describe_chance
+from memlens.pattern.words import NEXT
 from memlens.progress import Progress, no_progress
 from memlens.stats import Estimate, draw as draw_sample, generator, ratio_estimate, share_interval, wilson
 from memlens.text import cut_right, percent, plain_table, visible
@@ -88,7 +89,7 @@ def compute(
         chosen = draw_sample(np.array(sorted(filled), np.int64), sample, random).tolist()
         listed: dict[int, list[Listed]] = {memory: [] for memory in chosen}
         found = []
-        for row in index.stream("SELECT * FROM {patterns} WHERE layer = $1", [layer]):
+        for row in index.stream("SELECT * FROM {patterns} WHERE layer = $1 AND kind <> $2", [layer, NEXT]):
             if row["memory"] in listed:
                 listed[row["memory"]].append(Listed(band_of(row), row["prefixes"], is_of_paper(row)))
                 found.append(row)

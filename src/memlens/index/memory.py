@@ -79,6 +79,7 @@ class MemoryPattern:
     sense: int = 0  # patterns of one sense cover mostly the same triggers
     auroc: float | None = None  # held-out triggers against random prefixes
     auroc_same_token: float | None = None  # held-out triggers against prefixes with the same last tokens
+    precision: float | None = None  # share of the ten strongest held-out triggers that have it
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class MemorySummary:
     follows_times: tuple[int, ...]
     promotes: tuple[int, ...]
     agrees: bool | None
+    evidence: float | None = None  # held-out AUROC of the best pattern in the name; None if no pattern is clear
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@
     SHAPE          properties of the last word: its shape (year, capital, opening quote), an affix (-ing, un-), the last
                    token as a piece inside a word, the class of the last token (tokens.parquet), a word list, whether
                    the word is incomplete. Also: a list or form of the word before the last, the first word of the
-                   sentence, the number of words of the sentence so far, and whether a bracket is open
+                   sentence, the number of words of the sentence so far, whether a bracket is open, and the next token
 
 An affix has two to four letters and is shorter than its word. A key holds its kind and up to three word numbers, so it
 can be decoded without a table.
@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlens.compiling import compiled, compiled_part, sort_, sort_with_
-from memlens.pattern.words import GROUNDED, WINDOW, PrefixWords, Words
+from memlens.pattern.words import GROUNDED, NEXT, WINDOW, PrefixWords, Words
 from memlens.stats import upper_share
 
 SHOWN = 3
@@ -85,6 +85,18 @@ _LISTS = {
 _WORDS = {name: frozenset(words.split()) for name, words in _LISTS.items()}
 
 
+_FUNCTION = (
+    *("a personal pronoun", "a possessive", "a relative or question word", "a modal verb", "a form of be"),
+    *("a form of have", "an article", "a demonstrative", "a preposition", "a conjunction"),
+)
+
+
+def is_content_word(word: str) -> bool:
+    """Return True if a lower-case word has three letters or more, or is not ASCII, and is no function word."""
+    has_letters = word.isalpha() and (len(word) > 2 or not word.isascii())
+    return has_letters and not any(word in _WORDS[name] for name in _FUNCTION)
+
+
 def lists_of(word: str) -> list[str]:
     """Return the lists that contain a lower-case word: "a month" and "a modal verb" for may."""
     return [name for name, words in _WORDS.items() if word in words]
@@ -95,7 +107,8 @@ def describe_class(examples: Sequence[str]) -> str:
     shown = ", ".join(examples[:SHOWN])
     if not examples:
         return "ends with words that the model takes for alike"
-    shares = {name: sum(word in words for word in examples) / len(examples) for name, words in _WORDS.items()}
+    lower = [word.lower() for word in examples]
+    shares = {name: sum(word in words for word in lower) / len(lower) for name, words in _WORDS.items()}
     best = max(shares, key=lambda name: shares[name])
     return f"ends with {best}: {shown}" if shares[best] >= _ENOUGH else f"ends with a word like {shown}"
 
@@ -103,8 +116,9 @@ def describe_class(examples: Sequence[str]) -> str:
 LONGEST = 3
 FRAME, ENDING, ANYWHERE, SHAPE = 0, 0, 3, 7  # an ending has at least one word, so 0 is free for frames
 # The subject of a SHAPE key, above its 40 lowest bits: the last word, the first word of the sentence or its list, the
-# number of words of the sentence, the word before the last, an open bracket, the class of the last token.
-LAST, FIRST, FIRST_LIST, EARLY, BEFORE, INSIDE, LAST_CLASS = 0, 1, 2, 3, 4, 5, 6
+# number of words of the sentence, the word before the last, an open bracket, the class of the last token, the next
+# token.
+LAST, FIRST, FIRST_LIST, EARLY, BEFORE, INSIDE, LAST_CLASS, FOLLOWING = 0, 1, 2, 3, 4, 5, 6, 7
 EARLY_WORDS = (1, 3, 6)  # compiled code reads a tuple
 _EARLY = {1: "with the first word", 3: "within the first three words", 6: "within the first six words"}
 GAP = 0  # any word, in a frame
@@ -118,11 +132,11 @@ KeyArray = NDArray[np.int64]
 _WORDINGS = ("one word at the end", "two words at the end", "three words at the end", "words with a gap at the end")
 _ANYWHERE = ("one word anywhere", "two words anywhere", "three words anywhere")
 _SORTS_OF = ("forms of last words", "openings of sentences", "sorts of words before them", "classes of last words")
-FAMILIES = (*_WORDINGS, *_ANYWHERE, *_SORTS_OF)
+FAMILIES = (*_WORDINGS, *_ANYWHERE, *_SORTS_OF, "next tokens")
 GAPS, OF_ANYWHERE = 3, 4  # indexes into FAMILIES; GAPS follows endings of 1 to 3 words
-OF_LAST_WORDS, OF_OPENINGS, OF_BEFORE, OF_CLASSES = 7, 8, 9, 10
+OF_LAST_WORDS, OF_OPENINGS, OF_BEFORE, OF_CLASSES, OF_FOLLOWING = 7, 8, 9, 10, 11
 _FAMILY = {"frame": GAPS, **dict.fromkeys(("shape", "piece", "list"), OF_LAST_WORDS), "class": OF_CLASSES}
-_FAMILY |= {"opening": OF_OPENINGS, "early": OF_OPENINGS, "inside": OF_BEFORE, "before": OF_BEFORE}
+_FAMILY |= {"opening": OF_OPENINGS, "early": OF_OPENINGS, "inside": OF_BEFORE, "before": OF_BEFORE, NEXT: OF_FOLLOWING}
 
 # From the special to the general; a word has every shape that it matches.
 _SHAPES = {
@@ -132,7 +146,7 @@ _SHAPES = {
     "number": re.compile(r"[0-9][0-9.,]*"),
     "digit": re.compile(r"[0-9].*[^\W\d_].*|[^\W\d_]+[0-9].*"),
 }
-OPENING_QUOTE, UNFINISHED, LATER_PIECE = "opening quote", "unfinished", "later piece"
+OPENING_QUOTE, UNFINISHED = "opening quote", "unfinished"
 STOP, SIGN, SHORT = 1, 2, 3
 MOST_LISTS = 3  # lists per word
 MOST_SORTS = 5  # lists and forms per word before the last
@@ -149,7 +163,6 @@ _DESCRIPTIONS = {
     "capital": "ends with a capitalised word",
     OPENING_QUOTE: "ends with an opening quote",
     UNFINISHED: "ends inside a word that goes on",
-    LATER_PIECE: "ends with a word of several tokens",
     PLURAL: "ends with a plural or another word in -s",
 }
 
@@ -213,7 +226,7 @@ def number_features(
         tokens: The text of every token.
         classes: The classes of every token at several grains, -1 for none. [grains, vocabulary]
     """
-    numbers = {name: number for number, name in enumerate((OPENING_QUOTE, UNFINISHED, LATER_PIECE), 1)}
+    numbers = {name: number for number, name in enumerate((OPENING_QUOTE, UNFINISHED), 1)}
 
     def number_of(name: str) -> int:
         return numbers.setdefault(name, len(numbers) + 1)
@@ -264,7 +277,7 @@ class Feature:
 
     kind: str  # "ending", "n-gram" or one of _FAMILY
     words: tuple[int, ...] = ()  # numbers of its words; GAP for any word
-    shape: str = ""
+    shape: str = ""  # of a next token: its number
 
     @property
     def family(self) -> int:
@@ -292,14 +305,15 @@ class Feature:
     def is_broad(self) -> bool:
         """Whether it describes a class of words or a position without naming a word or a piece of one."""
         of_words = self.kind in ("list", "opening", "early", "before", "inside")
-        return of_words or self.shape in (UNFINISHED, LATER_PIECE, PLURAL)
+        return of_words or self.shape in (UNFINISHED, PLURAL)
 
-    def text(self, words: Words) -> str:
-        texts = ["…" if number == GAP else words.texts[number] for number in self.words]
+    def text(self, words: Sequence[str]) -> str:
+        """Return its words. `words` are the texts of all words, in lower case or as written."""
+        texts = ["…" if number == GAP else words[number] for number in self.words]
         return " ".join(texts).removeprefix("… ")
 
-    def describe(self, words: Words, examples: Sequence[str] = ()) -> str:
-        """Return a description. `examples` are words at the described place, most frequent first."""
+    def describe(self, words: Sequence[str], examples: Sequence[str] = ()) -> str:
+        """Return a description. `examples` are whole words at the described place, most frequent first."""
         if self.kind == "class":
             return describe_class(examples)
         if self.kind == "early":
@@ -313,17 +327,17 @@ class Feature:
             return f"{_describe_before(self.shape)} before the last word{shown}"
         if self.kind == "opening":
             return "sentence begins with " + (self.shape + shown if self.shape else f'"{self.text(words)}"')
-        if self.shape in (UNFINISHED, LATER_PIECE, PLURAL):
+        if self.shape in (UNFINISHED, PLURAL):
             return _describe_shape(self.shape) + shown
         if self.kind == "piece":
-            return f'ends inside a word with "{self.shape}"'
+            return f'ends inside a word with "{self.shape}"{shown}'
         if self.kind == "shape":
             return _describe_shape(self.shape)
         return f'{"contains" if self.kind == "n-gram" else "ends with"} "{self.text(words)}"'
 
     def name(self, words: Words) -> str:
         """Return a name that is the same for every memory."""
-        return f"{self.kind}:{self.shape or self.text(words)}"
+        return f"{self.kind}:{self.shape or self.text(words.texts)}"
 
 
 def read_key(key: int, names: Sequence[str]) -> Feature:
@@ -336,6 +350,8 @@ def read_key(key: int, names: Sequence[str]) -> Feature:
             return Feature("inside", shape="brackets")
         if about == FIRST:
             return Feature("opening", (number,))
+        if about == FOLLOWING:
+            return Feature(NEXT, shape=str(number))
         name = names[number - 1]
         if about == BEFORE:
             return Feature("before", shape=name.removeprefix(LIST))
@@ -365,8 +381,9 @@ def _add_keys_(prefixes: PrefixWords, spelled: SpellingFeatures, row: int, keys:
             if start + n > end or words[start + n - 1] == 0:
                 break
             body = (body << BITS) | np.int64(words[start + n - 1])
-            keys[count] = (np.int64(ANYWHERE + n) << KIND) | body
-            count += 1
+            if start + n < end or not prefixes.goes_on[row]:  # a word that goes on is not in the text
+                keys[count] = (np.int64(ANYWHERE + n) << KIND) | body
+                count += 1
             if start + n == end:
                 keys[count] = (np.int64(ENDING + n) << KIND) | body
                 count += 1
@@ -381,6 +398,10 @@ def _add_keys_(prefixes: PrefixWords, spelled: SpellingFeatures, row: int, keys:
     if prefixes.goes_on[row]:
         keys[count] = (np.int64(SHAPE) << KIND) | np.int64(2)
         count += 1
+    following = np.int64(prefixes.following[row])
+    if following >= 0:
+        keys[count] = (np.int64(SHAPE) << KIND) | (np.int64(FOLLOWING) << (2 * BITS)) | following
+        count += 1
     token = prefixes.tokens[row]
     if token >= 0:
         for grain in range(len(spelled.classes)):
@@ -390,8 +411,7 @@ def _add_keys_(prefixes: PrefixWords, spelled: SpellingFeatures, row: int, keys:
                 count += 1
         if spelled.pieces[token] > 0 and spelled.token_lengths[token] < spelled.lengths[last]:
             keys[count] = (np.int64(SHAPE) << KIND) | np.int64(spelled.pieces[token])
-            keys[count + 1] = (np.int64(SHAPE) << KIND) | np.int64(3)
-            count += 2
+            count += 1
     count = _add_opening_(prefixes, spelled, prefixes.offsets[row], end, keys, count)
     count = _add_before_(prefixes, spelled, prefixes.offsets[row], end, keys, count)
     return _add_frames_(words, prefixes.offsets[row], end, keys, count)
@@ -472,7 +492,7 @@ def _add_frames_(words: Any, begin: int, end: int, keys: Any, count: int) -> int
 @compiled_part
 def _room(prefixes: PrefixWords, row: int) -> int:
     """Return an upper bound of the number of keys of a prefix."""
-    return (prefixes.offsets[row + 1] - prefixes.offsets[row] + 1) * LONGEST + 56
+    return (prefixes.offsets[row + 1] - prefixes.offsets[row] + 1) * LONGEST + 57
 
 
 @compiled
@@ -588,9 +608,10 @@ def families_of(keys: KeyArray) -> NDArray[np.int64]:
     """Return the index of every key into FAMILIES, as Feature.family."""
     kinds, about = keys >> KIND, (keys >> (2 * BITS)) & ((1 << BITS) - 1)
     of_wordings = np.array([GAPS, *range(LONGEST), *range(OF_ANYWHERE, OF_ANYWHERE + LONGEST)])[kinds % SHAPE]
-    of_shapes = np.full(LAST_CLASS + 1, OF_OPENINGS)
+    of_shapes = np.full(FOLLOWING + 1, OF_OPENINGS)
     of_shapes[[LAST, BEFORE, INSIDE, LAST_CLASS]] = OF_LAST_WORDS, OF_BEFORE, OF_BEFORE, OF_CLASSES
-    of_shapes = of_shapes[np.minimum(about, LAST_CLASS)]
+    of_shapes[FOLLOWING] = OF_FOLLOWING
+    of_shapes = of_shapes[np.minimum(about, FOLLOWING)]
     return np.where(kinds == SHAPE, of_shapes, of_wordings)
 
 

@@ -3,14 +3,15 @@
 Held-out triggers follow those in which patterns are found (ranks 25 to 49). A score of 0.5 means that the pattern is as
 frequent in other prefixes, 1 that it holds for all held-out triggers and no other prefix. The first score compares with
 random prefixes, the second with prefixes of other documents that end with the same tokens. A pattern that only states
-the last token has a second score of 0.5. A wording is present or absent, so its score is 0.5 + (share of triggers -
-share of others) / 2. A topic ranks prefixes by their cosine with its direction.
+the last token has a second score of 0.5. The precision is the share of the strongest held-out triggers that have the
+pattern. A wording is present or absent, so its score is 0.5 + (share of triggers - share of others) / 2. A topic ranks
+prefixes by their cosine with its direction.
 """
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,15 @@ from memlens.stats import ONE_SIDED, binomial_tail, roc_area
 _LEVEL = 0.05
 TIMES = 4  # matched prefixes per held-out trigger
 RANDOM = 1000  # random prefixes to compare topics with
-Scores = tuple[float | None, float | None]  # against random prefixes, against prefixes with the same last tokens
+STRONGEST = 10  # held-out triggers for the precision
+
+
+class Scores(NamedTuple):
+    """Scores of a pattern on held-out triggers, None if there are none."""
+
+    auroc: float | None  # against random prefixes
+    same_token: float | None  # against prefixes with the same last tokens
+    precision: float | None = None  # share of the STRONGEST held-out triggers that have the pattern
 
 
 def wording_scores(
@@ -38,24 +47,37 @@ def wording_scores(
     offsets = np.concatenate([[0], np.cumsum([len(own) for own in keys])]).astype(np.int64)
     random = texts.background.count(flat) / max(texts.background.prefixes, 1)
     mine, others = (key_shares(rows, flat, offsets, texts.prefixes, texts.spelled) for rows in (held, same))
+    first = held[:, :STRONGEST]
+    strongest = key_shares(first, flat, offsets, texts.prefixes, texts.spelled)
     owner = np.repeat(np.arange(len(keys)), np.diff(offsets))
-    enough = ((held >= 0).sum(1) > 0)[owner]
-    against = [0.5 + (mine - other) / 2 for other in (random, others)]
-    known = [enough, enough & ((same >= 0).sum(1) > 0)[owner]]
+    there, others_there = (((rows >= 0).sum(1) > 0)[owner] for rows in (held, same))
+    enough = ((first >= 0).sum(1) == STRONGEST)[owner]
+    measured = (0.5 + (mine - random) / 2, 0.5 + (mine - others) / 2, strongest)
     columns = [
         [float(score) if is_known else None for score, is_known in zip(*pair, strict=True)]
-        for pair in zip(against, known, strict=True)
+        for pair in zip(measured, (there, there & others_there, enough), strict=True)
     ]
-    pairs = list(zip(*columns, strict=True))
-    return [pairs[first:last] for first, last in pairwise(offsets.tolist())]
+    scores = [Scores(*row) for row in zip(*columns, strict=True)]
+    return [scores[begin:end] for begin, end in pairwise(offsets.tolist())]
 
 
 def topic_scores(
-    prefixes: VectorWords, vectors: WordVectors, direction: NDArray[Any], held: Any, same: Any, random: NDArray[Any]
+    prefixes: VectorWords,
+    vectors: WordVectors,
+    direction: NDArray[Any],
+    held: Any,
+    same: Any,
+    random: NDArray[Any],
+    bar: float,
 ) -> Scores:
-    """Return the scores of one topic. `random` holds the cosines of random prefixes with its direction."""
+    """Return the scores of one topic.
+
+    `random` holds the cosines of random prefixes with its direction. A prefix above `bar` has the topic.
+    """
     mine, others = (nearness(whole_vectors(prefixes, vectors, rows[rows >= 0]), direction) for rows in (held, same))
-    return roc_area(mine, random), roc_area(mine, others)
+    strongest = mine[: (held[:STRONGEST] >= 0).sum()]
+    precision = float((strongest > bar).mean()) if len(strongest) == STRONGEST else None
+    return Scores(roc_area(mine, random), roc_area(mine, others), precision)
 
 
 def is_wording_refuted(candidate: Candidate, texts: Texts, held: int, scores: Scores) -> bool:

@@ -82,6 +82,11 @@ class Candidate:
     def size(self) -> int:
         return self.members.bit_count()
 
+    @property
+    def token(self) -> int:
+        """The number of a next token."""
+        return int(self.feature.shape)
+
     def is_content_word(self, content: Collection[int]) -> bool:
         return self.feature.kind == "n-gram" and len(self.feature.words) == 1 and self.feature.words[0] in content
 
@@ -110,7 +115,7 @@ class Texts:
     def read(cls, index: Index, triggers: TriggerRows, settings: PatternSettings) -> "Texts":
         words = Words()
         own = read_prefix_words(index, triggers.sentences, triggers.positions, words)
-        matched = draw_matched(index, _multiplicity(triggers.rows, own.tokens, index), settings.seed)
+        matched = draw_matched(index, last_token_counts(triggers.rows, own.tokens, index), settings.seed)
         own = own.join(read_prefix_words(index, matched.sentences, matched.positions, words))
         sample = read_prefix_words(index, *sample_prefixes(index, settings.background, settings.seed), words)
         last = np.concatenate([own.last, sample.last])
@@ -118,12 +123,15 @@ class Texts:
         return cls(words, own, matched, sample, spelled, names, Background.of(sample, spelled))
 
     def content_words(self) -> set[int]:
-        """Return the words that are not among the most frequent ones of the corpus."""
+        """Return the words of three letters or more that are not among the most frequent ones of the corpus.
+
+        Shorter words count in scripts other than the Latin one.
+        """
         ends = np.maximum(self.sample.offsets[1:][self.sample.lengths > 0] - 1, 0)
         shares = np.bincount(self.sample.words[ends], minlength=len(self.words.texts)) / max(len(ends), 1)
         function = set(np.flatnonzero(shares > _FREQUENT).tolist())
-        letters = {number for number, text in enumerate(self.words.texts) if any(map(str.isalpha, text))}
-        return letters - function
+        long = (text for text in enumerate(self.words.texts) if len(text[1]) > 2 or not text[1].isascii())
+        return {number for number, text in long if any(map(str.isalpha, text))} - function
 
 
 def _token_classes(index: Index) -> NDArray[np.int32]:
@@ -136,7 +144,7 @@ def _token_classes(index: Index) -> NDArray[np.int32]:
     return np.array(classes, np.int32)[:, : len(index.vocabulary)]
 
 
-def _multiplicity(rows: NDArray[np.int64], tokens: NDArray[np.int32], index: Index) -> NDArray[np.int64]:
+def last_token_counts(rows: NDArray[np.int64], tokens: NDArray[np.int32], index: Index) -> NDArray[np.int64]:
     """Return the largest number of triggers of one memory that end with each token. [vocabulary]"""
     memory, rank = np.nonzero(rows >= 0)
     last = tokens[rows[memory, rank]].astype(np.int64)

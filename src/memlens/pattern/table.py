@@ -32,12 +32,11 @@ from memlens.settings import PatternSettings
 from memlens.text import percent
 
 if TYPE_CHECKING:
-    from memlens.pattern.find import FollowingTokens, Pattern, PatternResult
+    from memlens.pattern.find import PatternResult
+    from memlens.pattern.naming import Pattern
 
-UNNAMED = "no pattern found"
 _ROWS_PER_GROUP = 4096
-_NAMED = 2  # patterns of the first sense in a memory's name
-_TOKENS_IN_NAME = 3
+_PROMOTED = 3  # top tokens of a value
 
 PATTERNS_SCHEMA = pa.schema(
     [
@@ -53,6 +52,7 @@ PATTERNS_SCHEMA = pa.schema(
         ("sense", pa.int32()),  # patterns of one sense share most of their prefixes
         ("auroc", pa.float64()),  # held-out triggers against random prefixes; null without held-out triggers
         ("auroc_same_token", pa.float64()),  # held-out triggers against prefixes with the same last tokens
+        ("precision", pa.float64()),  # share of the ten strongest held-out triggers with the pattern
     ]
 )
 NAMES_SCHEMA = pa.schema(
@@ -68,6 +68,7 @@ NAMES_SCHEMA = pa.schema(
         ("follows_times", pa.list_(pa.int32())),
         ("promotes", pa.list_(pa.int32())),  # the value's top tokens
         ("agrees", pa.bool_()),
+        ("evidence", pa.float64()),  # held-out AUROC of the best pattern in the name; null if no pattern is clear
     ]
 )
 
@@ -136,12 +137,11 @@ def _time_patterns(settings: PatternSettings, folder: Path) -> tuple[PatternTabl
 
 def make_patterns(index: Index, settings: PatternSettings, progress: Progress = no_progress) -> PatternTables:
     """Return the tables without writing them."""
-    from memlens.pattern.find import find_patterns, what_follows
+    from memlens.pattern.find import find_patterns
 
     found = find_patterns(index, settings, progress)
     lower = find_patterns(index, settings, progress, "bottom")
-    following = what_follows(index, found.triggers, settings.rate)
-    rows = _name_rows(found, following, index.vocabulary)
+    rows = _name_rows(found, index.vocabulary)
     notes = {"settings": asdict(settings), "from": _sources(index), "top": settings.top, "rate": settings.rate}
     notes |= {"seed": settings.seed, **found.notes}
     tables = {"patterns": _in_groups(_pattern_rows(found), PATTERNS_SCHEMA), "names": _in_groups(rows, NAMES_SCHEMA)}
@@ -161,8 +161,8 @@ def _ends(index: Index, upper: PatternResult, lower: PatternResult) -> dict[str,
     }
     parts = []
     for found, is_lower in ((upper, False), (lower, True)):
-        names = zip(found.triggers.layer.tolist(), found.triggers.memory.tolist(), strict=True)
-        parts.append((found.coverage(), np.array([(name in of_lower) == is_lower for name in names], np.bool_)))
+        is_stronger = [(name in of_lower) == is_lower for name in found.triggers.names()]
+        parts.append((found.coverage(), np.array(is_stronger, np.bool_)))
     stronger = np.concatenate([counts[own] for counts, own in parts])
     counted = {"top": parts[0][0], "bottom": parts[1][0], "stronger": stronger}
     return {end: _shares(counts) for end, counts in counted.items()}
@@ -228,46 +228,34 @@ def _pattern_rows(found: PatternResult) -> Iterator[dict[str, Any]]:
                 "share": pattern.share,
                 "q": pattern.q,
                 "sense": pattern.sense,
-                "auroc": pattern.scores[0],
-                "auroc_same_token": pattern.scores[1],
+                "auroc": pattern.scores.auroc,
+                "auroc_same_token": pattern.scores.same_token,
+                "precision": pattern.scores.precision,
             }
 
 
-def _name_rows(
-    found: PatternResult, following: Sequence[FollowingTokens], vocabulary: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    for (layer, memory, triggers, patterns), own in zip(_memories(found), following, strict=True):
-        covered = 0
-        for pattern in patterns:
-            covered |= pattern.members
+def _name_rows(found: PatternResult, vocabulary: Sequence[str]) -> Iterator[dict[str, Any]]:
+    from memlens.pattern.naming import name_memory
+
+    columns = (found.following, found.endings, found.coverage().tolist(), (found.triggers.held >= 0).sum(1).tolist())
+    for (layer, memory, triggers, patterns), own, endings, (of_prefixes, covered, _), held in zip(
+        _memories(found), *columns, strict=True
+    ):
+        name, evidence = name_memory(patterns, own, endings, vocabulary, triggers, held)
         yield {
             "layer": layer,
             "memory": memory,
-            "name": _one_line(patterns, own, vocabulary),
+            "name": name,
             "confidence": patterns[0].confidence(triggers) if patterns else 0.0,
             "triggers": triggers,
-            "patterns": len(patterns),
-            "covered": covered.bit_count(),
+            "patterns": of_prefixes,
+            "covered": covered,
             "follows": [token for token, _ in own.typical],
             "follows_times": [times for _, times in own.typical],
-            "promotes": list(own.promoted),
+            "promotes": list(own.promoted[:_PROMOTED]),
             "agrees": own.agrees,
+            "evidence": evidence,
         }
-
-
-def _one_line(patterns: Sequence[Pattern], following: FollowingTokens, vocabulary: Sequence[str]) -> str:
-    """Return a name such as `ends with "press", about: news or ends with a month: may → followed by "conference"`."""
-    first = [pattern for pattern in patterns if pattern.sense == patterns[0].sense][:_NAMED]
-    other = [pattern for pattern in patterns if pattern.sense != patterns[0].sense][:1]
-    parts = [", ".join(pattern.description for pattern in first) or UNNAMED]
-    parts = [" or ".join([parts[0], *(pattern.description for pattern in other)])]
-    for words, tokens in (
-        ("followed by", [token for token, _ in following.typical[:_TOKENS_IN_NAME]]),
-        ("promotes", list(following.promoted)),
-    ):
-        if tokens:
-            parts.append(f"{words} " + ", ".join(f'"{vocabulary[token].strip()}"' for token in tokens))
-    return parts[0] + (" → " + "; ".join(parts[1:]) if len(parts) > 1 else "")
 
 
 def _memories(found: PatternResult) -> Iterator[tuple[int, int, int, list[Pattern]]]:

@@ -125,8 +125,7 @@ def _count_cells(index: Index, words: Words, seed: int) -> _Cells:
     for batch in index.batches(_QUERY, (WORD, RUN, every, which)):
         lists = batch.column("words")
         flat = lists.flatten().dictionary_encode()
-        spelled = words.add(flat.dictionary.to_pylist())
-        plain = np.asarray(words.plain, np.int64)[spelled][flat.indices.to_numpy(zero_copy_only=False)]
+        plain = np.asarray(words.plain, np.int64)[words.add(flat)]
         sources = batch.column("source").to_pylist()
         sizes = lists.value_lengths().to_numpy(zero_copy_only=False)
         for number, cutter in enumerate((near, wide)):

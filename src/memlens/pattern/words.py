@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from memlens.files import open_database, reader_of
 from memlens.index.reader import Index
 
-KINDS = ("shallow", "semantic")  # kinds of patterns
+KINDS = ("shallow", "semantic")  # kinds of patterns of prefixes, as in the paper
+NEXT = "next"  # the kind of a recurring next token, which is not part of the prefix
 GROUNDED = 3  # minimum number of prefixes of a pattern, as in the paper
 HELD = 25  # triggers that follow those in which patterns are found; patterns are tested on them
 ENOUGH = 10  # minimum number of held-out triggers to test a pattern
@@ -57,6 +58,10 @@ class TriggerRows:
         """The number of triggers of each memory. [memories]"""
         counts: NDArray[np.int64] = (self.rows >= 0).sum(1)
         return counts
+
+    def names(self) -> Iterator[tuple[int, int]]:
+        """Return the (layer, memory) of each row."""
+        return zip(self.layer.tolist(), self.memory.tolist(), strict=True)
 
 
 def one_per_document(rows: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -136,17 +141,21 @@ WORD = (
 _OPENING = r"(?:^|[\s(\[])[\x{22}\x{27}\x{60}\x{2018}\x{201C}\x{201E}\x{AB}]$"
 
 _INSIDE = rf"(?:{_LETTER}){{2}}"
+_REST = rf"^(?:{_LETTER})+"
 
 _QUERY = f"""
 WITH cut AS (
     SELECT p.row, right(left(c.text, c.ends[p.position + 1]), {_CHARACTERS}) AS text,
-           coalesce(c.tokens[p.position + 1], -1) AS token, hash(c.source) // 2 AS document,
-           substr(c.text, c.ends[p.position + 1], 2) AS edge
+           coalesce(c.tokens[p.position + 1], -1) AS token,
+           coalesce(c.tokens[p.position + 2], -1) AS following, hash(c.source) // 2 AS document,
+           substr(c.text, c.ends[p.position + 1], 2) AS edge,
+           regexp_extract(substr(c.text, c.ends[p.position + 1] + 1, 32), $rest) AS rest
     FROM prefixes p JOIN {{corpus}} c ON p.sentence = c.sentence
     WHERE c.sentence BETWEEN $first AND $last
 )
 SELECT row, regexp_extract_all(text, $word)[-{WINDOW}:] AS words, regexp_matches(rtrim(text), $opening) AS opens,
-       regexp_full_match(edge, $inside) AS goes_on, token, document::BIGINT AS document
+       regexp_full_match(edge, $inside) AS goes_on, CASE WHEN goes_on THEN rest ELSE '' END AS rest, token, following,
+       document::BIGINT AS document
 FROM cut ORDER BY row
 """
 
@@ -160,18 +169,31 @@ class Words:
     spellings: list[str] = field(default_factory=lambda: [""])  # as written
     _spelling_numbers: dict[str, int] = field(default_factory=lambda: {"": 0})
     plain: list[int] = field(default_factory=lambda: [UNKNOWN])  # the word of each spelling
+    times: list[int] = field(default_factory=lambda: [0])  # how often each spelling was read
 
-    def add(self, spellings: list[str]) -> NDArray[np.int32]:
-        """Return the numbers of spellings; new spellings are added."""
+    def add(self, words: pa.DictionaryArray) -> NDArray[np.int32]:
+        """Return the number of the spelling of every word; new spellings are added."""
         found = []
-        for spelling in spellings:
+        indices = words.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        times = np.bincount(indices, minlength=len(words.dictionary)).tolist()
+        for spelling, count in zip(words.dictionary.to_pylist(), times, strict=True):
             number = self._spelling_numbers.get(spelling)
             if number is None:
                 number = self._spelling_numbers[spelling] = len(self.spellings)
                 self.spellings.append(spelling)
                 self.plain.append(self._word(spelling.lower().replace("’", "'")))
+                self.times.append(0)
+            self.times[number] += count
             found.append(number)
-        return np.array(found, np.int32)
+        return np.array(found, np.int32)[indices]
+
+    def as_written(self) -> list[str]:
+        """Return the most frequent spelling of every word."""
+        best = [(-1, text) for text in self.texts]
+        for spelling, word, times in zip(self.spellings, self.plain, self.times, strict=True):
+            if times > best[word][0]:
+                best[word] = times, spelling
+        return [spelling for _, spelling in best]
 
     def _word(self, text: str) -> int:
         number = self._numbers.get(text)
@@ -191,9 +213,11 @@ class PrefixWords(NamedTuple):
 
     words: NDArray[np.int32]  # [all words]
     offsets: NDArray[np.int64]  # [prefixes + 1]
-    last: NDArray[np.int32]  # [prefixes]: the last word's spelling
+    last: NDArray[np.int32]  # [prefixes]: the last word's spelling, as far as the prefix goes
+    whole: NDArray[np.int32]  # [prefixes]: the last word's spelling in the text
     opens: NDArray[np.bool_]  # [prefixes]: ends with an opening quotation mark
     tokens: NDArray[np.int32]  # [prefixes]: the last token; -1 for BOS alone
+    following: NDArray[np.int32]  # [prefixes]: the next token; -1 at the end of a sentence
     goes_on: NDArray[np.bool_]  # [prefixes]: whether the next character of the text belongs to the last word
     documents: NDArray[np.int64]  # [prefixes]: equal for sentences of one paragraph (.txt) or record
 
@@ -208,7 +232,7 @@ class PrefixWords(NamedTuple):
     def join(self, other: PrefixWords) -> PrefixWords:
         """Append the prefixes of `other`."""
         offsets = np.concatenate([self.offsets, other.offsets[1:] + self.offsets[-1]])
-        names = ("last", "opens", "tokens", "goes_on", "documents")
+        names = ("last", "whole", "opens", "tokens", "following", "goes_on", "documents")
         each = (np.concatenate([getattr(self, name), getattr(other, name)]) for name in names)
         return PrefixWords(np.concatenate([self.words, other.words]), offsets, *each)
 
@@ -233,7 +257,8 @@ def _read_sorted(
     index: Index, sentences: NDArray[np.int64], positions: NDArray[np.int64], words: Words
 ) -> Iterator[tuple[NDArray[Any], ...]]:
     """Yield lengths, words and the other columns of PrefixWords for sorted prefixes, in chunks."""
-    yield tuple(np.zeros(0, kind) for kind in (np.int64, np.int32, np.int32, np.bool_, np.int32, np.bool_, np.int64))
+    kinds = (np.int64, np.int32, np.int32, np.int32, np.bool_, np.int32, np.int32, np.bool_, np.int64)
+    yield tuple(np.zeros(0, kind) for kind in kinds)
     query = _QUERY.format(corpus=reader_of(index.path("corpus")))
     with closing(open_database(os.cpu_count() or 1)) as database:
         for first in range(0, len(sentences), _ROWS_AT_ONCE):
@@ -247,6 +272,7 @@ def _read_sorted(
                 "word": WORD,
                 "opening": _OPENING,
                 "inside": _INSIDE,
+                "rest": _REST,
             }
             found = database.sql(query, params=parameters).to_arrow_table().combine_chunks()
             yield _number_words(found, words)
@@ -255,15 +281,30 @@ def _read_sorted(
 def _number_words(found: pa.Table, words: Words) -> tuple[NDArray[Any], ...]:
     lists = found.column("words").combine_chunks()
     flat = lists.flatten().dictionary_encode()
-    spelling = words.add(flat.dictionary.to_pylist())[flat.indices.to_numpy(zero_copy_only=False).astype(np.int64)]
+    spelling = words.add(flat)
     lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     ends = np.cumsum(lengths)
     last = np.zeros(len(lengths), np.int32)
     last[lengths > 0] = spelling[ends[lengths > 0] - 1]
     opens = found.column("opens").fill_null(False).to_numpy(zero_copy_only=False).astype(np.bool_)
+    whole = last.copy()
+    rests = found.column("rest").fill_null("").to_pylist()
+    broken = [row for row, rest in enumerate(rests) if rest and last[row]]
+    completed = [words.spellings[last[row]] + rests[row] for row in broken]
+    whole[broken] = words.add(pa.array(completed, pa.string()).dictionary_encode())
     goes_on = found.column("goes_on").fill_null(False).to_numpy(zero_copy_only=False).astype(np.bool_)
-    tokens, documents = (found.column(name).to_numpy() for name in ("token", "document"))
-    return lengths, np.asarray(words.plain, np.int32)[spelling], last, opens, tokens, goes_on, documents
+    tokens, following, documents = (found.column(name).to_numpy() for name in ("token", "following", "document"))
+    return (
+        lengths,
+        np.asarray(words.plain, np.int32)[spelling],
+        last,
+        whole,
+        opens,
+        tokens,
+        following,
+        goes_on,
+        documents,
+    )
 
 
 LEAST, MOST = 8, 48  # limits for the number of prefixes per token in a sample

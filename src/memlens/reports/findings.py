@@ -257,10 +257,11 @@ def _promotes(index: Index, tokens: Sequence[int]) -> str:
 
 
 def memory(material: Material) -> Insight | None:
-    """The memory with a clear subject whose value promotes most words of it; without subjects, the same for a wording.
+    """The memory with a clear subject that held-out triggers confirm; without subjects, the same for a wording.
 
-    Words of the subject are those of the sentences that share it. Subjects of many triggers come first, and those of
-    whole phrases, because a list of first words is not a subject for a reader.
+    Subjects of many triggers come first, and those of whole phrases, because a list of first words is not a subject for
+    a reader. Then the share of the ten strongest held-out triggers decides, and how many words of these sentences the
+    value promotes.
     """
     index = material.index
     if not (index.has("patterns") and index.has("values")):
@@ -268,7 +269,9 @@ def memory(material: Material) -> Insight | None:
     rows = index.sql(
         """WITH clear AS (
                SELECT *, kind = 'semantic' AS is_subject, len(prefixes) >= $1 AS is_common FROM {patterns}
-               ORDER BY is_subject DESC, is_common DESC, confidence DESC, layer, memory, pattern LIMIT $2
+               WHERE kind <> 'next'
+               ORDER BY is_subject DESC, is_common DESC, precision DESC NULLS LAST, confidence DESC, layer, memory,
+                        pattern LIMIT $2
            ),
            read AS (
                SELECT layer, memory, pattern, median(t.position) >= $3 AS is_phrase,
@@ -277,17 +280,27 @@ def memory(material: Material) -> Insight | None:
                JOIN {values} v USING (layer, memory)
                WHERE t."end" = 'top' AND list_contains(prefixes, t.rank) GROUP BY layer, memory, pattern
            )
-           SELECT layer, memory, is_subject, is_common, is_phrase, description, prefixes, v.tokens, said, m.frequency
+           SELECT layer, memory, is_subject, is_common, is_phrase, precision, description, prefixes, v.tokens, said,
+                  m.frequency
            FROM clear JOIN read USING (layer, memory, pattern) JOIN {values} v USING (layer, memory)
            JOIN {memories} m USING (layer, memory)
-           ORDER BY confidence DESC, layer, memory, pattern""",
+           ORDER BY precision DESC NULLS LAST, confidence DESC, layer, memory, pattern""",
         [_COMMON, _CANDIDATES, _PHRASE, _PROMOTED],
     )
     if not rows:
         return None
     for row in rows:
         row["said"] = [token for token in row["tokens"] if token in row["said"] and material.is_word(token)]
-    row = max(rows, key=lambda row: (row["is_subject"], row["is_common"], row["is_phrase"], len(row["said"])))
+    row = max(
+        rows,
+        key=lambda row: (
+            row["is_subject"],
+            row["is_common"],
+            row["is_phrase"],
+            row["precision"] or 0,
+            len(row["said"]),
+        ),
+    )
     name, ranks = _name(material, row), set(row["prefixes"])
     listed = index.triggers(name)
     triggers = [trigger for trigger in listed if trigger.rank in ranks]

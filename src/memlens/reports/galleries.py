@@ -1,7 +1,8 @@
 """Galleries of the report: predictive values, clear patterns, last-layer changes, duplicates, dead memories.
 
 A gallery whose table is missing is None, and the page names the command that makes it. Weak examples are excluded by
-rules that are the same for every model: LEAST_PRECISION for values, LEAST_AUROC for patterns.
+rules that are the same for every model: LEAST_PRECISION for values, LEAST_AUROC for patterns. Patterns are ordered by
+their precision on held-out triggers.
 """
 
 from collections.abc import Sequence
@@ -195,7 +196,10 @@ def _chosen_patterns(index: Index) -> list[Row]:
     """Choose patterns by third, shallow before semantic; ties go to the pattern that is rarest in random prefixes."""
     columns, layers = index.schema_names("patterns"), len(index.manifest.model.memories)
     good = f"coalesce(auroc, 1) >= {LEAST_AUROC}" if "auroc" in columns else "true"
-    order = f"confidence DESC NULLS LAST, {'share, ' * ('share' in columns)} len(prefixes) DESC, layer, memory, pattern"
+    good += f" AND kind IN {KINDS}"
+    held = "precision DESC NULLS LAST, " * ("precision" in columns)
+    order = f"{held}confidence DESC NULLS LAST, {'share, ' * ('share' in columns)}"
+    order += "len(prefixes) DESC, layer, memory, pattern"
     candidates = index.sql(  # a pattern may be the best in all three thirds
         f"""
         WITH surest AS (

@@ -94,9 +94,10 @@ def _read_statistics(index: Index) -> Statistics:
         statistics.categories["agreement"] = place(rows, agrees.astype(np.uint8), 0)
     if index.has("patterns"):
         table, rows = read("patterns", ["kind"])
-        is_semantic = np.array([kind == "semantic" for kind in table["kind"].to_pylist()], np.bool_)
+        bits = {"shallow": 1, "semantic": 2}  # both: 3; a recurring next token is not in the prefix
+        own = np.array([bits.get(kind, 0) for kind in table["kind"].to_pylist()], np.uint8)
         classes = np.zeros(len(statistics), np.uint8)
-        np.bitwise_or.at(classes, rows, np.where(is_semantic, 2, 1).astype(np.uint8))  # shallow 1, semantic 2, both 3
+        np.bitwise_or.at(classes, rows, own)
         statistics.categories["class"] = classes
     if index.has("roles"):
         table, rows = read("roles", ["role"])

@@ -213,13 +213,13 @@ def read_experiment_charts(bench: Bench) -> list[Section]:
 
 
 _WORTH = """
-WITH topics AS (
-    SELECT layer, memory, max(len(prefixes) * confidence) AS explained FROM {patterns} WHERE kind = 'semantic'
-    GROUP BY layer, memory
+WITH tested AS (
+    SELECT layer, memory, max(coalesce(precision, confidence) + CASE WHEN kind = 'semantic' THEN 0.5 ELSE 0 END) AS held
+    FROM {patterns} WHERE coalesce(auroc, 1) > 0.7 GROUP BY layer, memory
 ), scored AS (
     SELECT layer, memory, name, covered / triggers AS share,
-           coalesce(explained, 0) / triggers + CASE WHEN agrees THEN 0.5 ELSE 0 END AS worth
-    FROM {names} LEFT JOIN topics USING (layer, memory) WHERE triggers >= 10
+           coalesce(held, 0) + CASE WHEN agrees THEN 0.5 ELSE 0 END AS worth
+    FROM {names} LEFT JOIN tested USING (layer, memory) WHERE triggers >= 10
 ), best AS (
     SELECT *, row_number() OVER (PARTITION BY layer ORDER BY worth DESC, share DESC, memory) AS place FROM scored
 )
@@ -228,7 +228,10 @@ SELECT layer, memory, name, share FROM best WHERE place = 1 ORDER BY worth DESC,
 
 
 def worth_reading(index: ServedIndex, count: int = 6) -> list[Brief]:
-    """Return the best memory of each layer: triggers with a common topic, or a value that promotes what follows."""
+    """Return the best memory of each layer: a pattern that holds for the ten strongest held-out triggers.
+
+    A topic and a value that promotes what follows count half a point each.
+    """
     if not (index.has("names") and index.has("patterns")):
         return []
     rows = index.remember(("worth reading", count), lambda: index.sql(_WORTH, [count]))
