@@ -41,7 +41,7 @@ FAULTS = (
      "tokens of merged parts are not added", "scanner/test_scan.py index/test_shards.py"),
     ("scanner/scan.py", "and fresh_from == 0 else fresh_from", "else fresh_from",
      "repeated sentences count the prefix of BOS again", "index/test_brute_force.py"),
-    ("models/proof.py", "turned[later] = turned[later].flip(-1)", "turned[later] = turned[later]",
+    ("models/proof.py", "states[later] = states[later].flip(-1)", "states[later] = states[later]",
      "causality is not tested", "models/test_sabotage.py models/test_proof.py"),
     ("models/proof.py", "if not deviation <= self.tolerance:", "if deviation > self.tolerance:",
      "NaN passes the proof", "models/test_proof.py models/test_sabotage.py"),
@@ -73,13 +73,13 @@ FAULTS = (
      "above[c] += _ONE if score >= target else _ZERO", "a rank counts the target itself", "vocab/test_values_rows.py"),
     ("vocab/kernels.py", "np.log(all_total) - all_weighted / all_total",
      "np.log(all_total) + all_weighted / all_total", "entropy has a wrong sign", "vocab/test_values_rows.py"),
-    ("files.py", "            sync_file(beside)\n", "", "a replaced file is not synced", "test_output_paths.py"),
+    ("files.py", "            sync_file(beside)\n", "", "a replaced file is not synced", "test_files.py"),
     ("index/format.py", "(end is not None and high >= end)", "(end is not None and high > end)",
      "a table may refer to one memory too many", "index/test_check.py"),
     ("index/check.py", "t.position >= c.length", "t.position > c.length",
      "a position at the end of a sentence is valid", "index/test_check.py"),
-    ("files.py", "            held.acquire(timeout=0)\n", "            pass\n", "two scans write to one folder",
-     "index/test_build.py"),
+    ("files.py", ".acquire(timeout=0)", ".is_locked", "two scans write to one folder",
+     "test_files.py"),
     ("index/staging.py", "            sync_folder(folder)  # a power cut must", "            # a power cut must",
      "the removal of a manifest is not synced", "index/test_faults.py"),
     ("annotations/log.py", "lock.acquire(timeout=_LOCK_SECONDS)", "pass", "events are appended without a lock",
@@ -116,7 +116,8 @@ def main(arguments: list[str]) -> int:
     survivors = 0
     with tempfile.TemporaryDirectory(prefix="memlens-mutations-") as name:
         folder = Path(name)
-        for path in subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")[:-1]:
+        listed = subprocess.check_output(["git", "ls-files", "-zco", "--exclude-standard"], cwd=ROOT, text=True)
+        for path in (path for path in listed.split("\0") if (ROOT / path).is_file()):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / path, folder / path)
         if run_tests(folder, " ".join(dict.fromkeys(" ".join(row[4] for row in rows).split()))):

@@ -193,7 +193,8 @@ def test_the_same_bytes_after_files_that_could_not_grow(
 MOMENTS, SAMPLED_MOMENTS = 100, 5
 
 
-@pytest.mark.parametrize("name", [pytest.param("SIGINT", marks=pytest.mark.sweep), "SIGTERM"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_at_any_moment_is_one_line_and_the_same_bytes_after(
     sweep: Sweep, undisturbed: tuple[list[str], dict[str, bytes]], name: str
 ) -> None:

@@ -23,7 +23,7 @@ KINDS = ("subject", "random", "one token", "three tokens", "swapped")
 REAL, FAKE = 100, 250
 
 
-@pytest.fixture(scope="module", params=[pytest.param(25, marks=pytest.mark.sweep), 50])
+@pytest.fixture(scope="module", params=[25, 50])
 def index(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Index:
     triggers_each = request.param
     units = list(read_units(CorpusSettings(("bundled:prose",))))
@@ -64,6 +64,7 @@ def index(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return index
 
 
+@pytest.mark.sweep
 def test_at_most_one_fake_memory_in_fifty_gets_a_topic(index: Index) -> None:
     query = "SELECT count(DISTINCT memory) AS n FROM {patterns} WHERE kind = 'semantic' AND layer = $1"
     counts = {kind: index.sql(query, [layer]) for layer, kind in enumerate(KINDS)}
@@ -72,6 +73,7 @@ def test_at_most_one_fake_memory_in_fifty_gets_a_topic(index: Index) -> None:
     assert max(shares.values()) <= 0.02, shares
 
 
+@pytest.mark.sweep
 def test_at_most_one_set_of_random_prefixes_in_fifty_gets_a_pattern_of_any_kind(index: Index) -> None:
     rows = index.sql("SELECT DISTINCT memory FROM {patterns} WHERE layer = $1", [KINDS.index("random")])
     assert len(rows) <= 0.02 * FAKE
