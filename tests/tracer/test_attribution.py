@@ -114,15 +114,15 @@ def test_paraphrases_of_the_planted_model_share_the_memory_that_was_planted(plan
 
 ONE = made(L0N1=1.0)
 WRONG: dict[str, Callable[[MemoryModel], object]] = {
-    "asked for 'x', another for 'y'": lambda _: in_common([ONE, replace(ONE, token=Token(2, "y"))]),
+    "different tokens .'x' and 'y'.": lambda _: in_common([ONE, replace(ONE, token=Token(2, "y"))]),
     "different memories": lambda _: in_common([ONE, made(L1N1=1.0)]),
     "one method": lambda _: in_common([ONE, replace(ONE, method="integrated")]),
     "no attributions": lambda _: in_common([]),
     "at most 1": lambda _: in_common([ONE], share=1.5),
     "L0N40 does not exist": lambda model: silence_each(model, PROMPT, ["L0N40"]),
     "layers 0 to 2": lambda model: integrate(model, PROMPT, layers=[3]),
-    "either the memories or whole layers": lambda model: silence_each(model, PROMPT, ["L0N4"], layers=[1]),
-    "none has an effect": lambda model: silence_each(model, PROMPT, ["L0N4"], position=0, positions=[1]),
+    "either memories or whole layers": lambda model: silence_each(model, PROMPT, ["L0N4"], layers=[1]),
+    "so nothing can change": lambda model: silence_each(model, PROMPT, ["L0N4"], position=0, positions=[1]),
     "1 or more": lambda model: integrate(model, PROMPT, steps=0),
 }
 

@@ -68,15 +68,15 @@ WRONG: dict[str, Callable[[dict[str, Any]], Any]] = {
     "'explode' - at `$.edits[0].action`": lambda d: d["edits"][0].update(action="explode"),
     "a coefficient and a factor": lambda d: d["edits"][0].update(factor=2),
     "got `str` - at `$.edits[0].coefficient`": lambda d: d["edits"][0].update(coefficient="four"),
-    "finite number": lambda d: d["edits"][0].update(coefficient=math.nan),
+    "it must be a finite number": lambda d: d["edits"][0].update(coefficient=math.nan),
     "got `str` - at `$.edits[0].memories`": lambda d: d["edits"][0].update(memories="L1N3"),
     "is not the name of a memory": lambda d: d["edits"][0].update(memories=["M1"]),
     "`$.edits[0].positions[0]`": lambda d: d["edits"][0].update(positions=[0.5]),
     "`$.edits[1].layer`": lambda d: d["edits"][1].update(layer="2"),
-    "either memories or one layer": lambda d: d["edits"][1].pop("layer"),
+    "exactly one of: memories, a layer, an expert": lambda d: d["edits"][1].pop("layer"),
     "got `int` - at `$.edits[0]`": lambda d: d.update(edits=[7]),
     "got `bool` - at `$.schema`": lambda d: d.update(schema=True),
-    "the action is 'set', but the numbers silence L1N3": lambda d: d["edits"][0].update(coefficient=None),
+    "action 'set' does not fit its numbers, which silence L1N3": lambda d: d["edits"][0].update(coefficient=None),
     "got `bool` - at `$.edits[0].coefficient`": lambda d: d["edits"][0].update(coefficient=True),
     "out of range - at `$.edits[0].coefficient`": lambda d: d["edits"][0].update(coefficient=10**400),
     "list of whole numbers, not []": lambda d: d["edits"][0].update(positions=[]),
@@ -125,24 +125,24 @@ def test_any_finite_temperature_draws_a_token(model: MemoryModel, temperature: f
 
 WRONG_SETTINGS: dict[str, Callable[[MemoryModel], Any]] = {
     "has no tokens": lambda model: trace(model, ""),
-    f"more than GPT2LMHeadModel reads at once ({CONTEXT})": lambda model: trace(model, "the " * (CONTEXT + 1)),
-    "and 40 more are more": lambda model: generate(model, PROMPT, 40),
+    f"exceed the context of GPT2LMHeadModel ({CONTEXT} tokens)": lambda model: trace(model, "the " * (CONTEXT + 1)),
+    "and 40 new ones exceed": lambda model: generate(model, PROMPT, 40),
     "must be 1 or more": lambda model: trace(model, PROMPT, top=0),
-    "either memories or one layer": lambda model: Edit(),
-    "either memories": lambda model: Edit(memories=(MemoryId(0, 1),), layer=0),
-    "give one": lambda model: Edit(layer=0, coefficient=1.0, factor=2.0),
+    "exactly one of": lambda model: Edit(),
+    "exactly one of: memories, a layer": lambda model: Edit(memories=(MemoryId(0, 1),), layer=0),
+    "give only one": lambda model: Edit(layer=0, coefficient=1.0, factor=2.0),
     "position 500 is not in the prompt": lambda model: intervene(model, PROMPT, Edit("L0N0", positions=[500])),
-    "float32 cannot hold": lambda model: intervene(model, PROMPT, "L0N0=1e39"),
+    "too large for float32": lambda model: intervene(model, PROMPT, "L0N0=1e39"),
     "not valid Unicode": lambda model: trace(model, "a \ud800 b"),
     "at most 1000": lambda model: trace(model, PROMPT, top=10**9),
-    "no memories are named": lambda model: silence_each(model, PROMPT, []),
-    "no layers are named": lambda model: integrate(model, PROMPT, layers=[]),
-    "no positions are given": lambda model: integrate(model, PROMPT, positions=[]),
-    "steps are more than 1000": lambda model: integrate(model, PROMPT, steps=10**6),
+    "the list of memories is empty": lambda model: silence_each(model, PROMPT, []),
+    "the list of layers is empty": lambda model: integrate(model, PROMPT, layers=[]),
+    "the list of positions is empty": lambda model: integrate(model, PROMPT, positions=[]),
+    "it must be at most 1000": lambda model: integrate(model, PROMPT, steps=10**6),
     "is not finite in float32": lambda model: ValueChange.towards(model, "L0N0", 5, 1e300),
     "positions must be 'all' or a list of whole numbers, not []": lambda model: Edit("L0N0", positions=()),
-    "0 tokens are no batch": lambda model: silence_each(model, PROMPT, batch_tokens=0),
-    "ask for 1 or more": lambda model: generate(model, PROMPT, 0),
+    "batch_tokens is 0": lambda model: silence_each(model, PROMPT, batch_tokens=0),
+    "the number of tokens is 0": lambda model: generate(model, PROMPT, 0),
     "the temperature is nan": lambda model: generate(model, PROMPT, 1, temperature=math.nan),
     "the seed is -1": lambda model: generate(model, PROMPT, 1, seed=-1),
     "the seed is 9223372036854775808": lambda model: generate(model, PROMPT, 1, seed=2**63),
@@ -171,7 +171,7 @@ def test_an_intervention_for_another_model_or_precision_is_refused(document: dic
     assert "is not for" in message and "fingerprint differs" in message
     coarse = memlens.load(tiny_model("gpt2").to(torch.bfloat16), tokenizer=tiny_tokenizer())
     message = refusal(lambda: intervene(coarse, PROMPT, edits), ModelError)
-    assert "in float32" in message and "is in bfloat16 here" in message and "--dtype float32" in message
+    assert "in float32" in message and "is loaded in bfloat16" in message and "--dtype float32" in message
     for name in ("", "x" * 5000, "no/such/folder/at/all"):
         with pytest.raises(MemlensError):
             trace(name, PROMPT)
@@ -180,7 +180,7 @@ def test_an_intervention_for_another_model_or_precision_is_refused(document: dic
 def test_two_interventions_for_two_models_are_not_joined(document: dict[str, Any]) -> None:
     one = Intervention.from_json(document)
     other = Intervention.from_json(document | {"model": {"name": "b", "fingerprint": "f"}})
-    assert "one by one" in refusal(lambda: one + other, ModelError)
+    assert "apply them separately" in refusal(lambda: one + other, ModelError)
 
 
 def test_a_document_that_cannot_be_replaced_stays_as_it_was(

@@ -72,7 +72,7 @@ def test_an_unfinished_index_is_refused_as_such(tmp_path: Path) -> None:
 def test_a_model_can_be_saved_with_a_change_by_its_name(folder: Path, tmp_path: Path) -> None:
     saved = memlens.load(memlens.save_changed(folder / "index", CHANGE, tmp_path / "edited"))
     assert torch.equal(saved.layers[1].values[3], CHANGE.value)
-    with pytest.raises(SettingError, match=r"use memlens\.load"), memlens.trying(str(folder / "model"), CHANGE):  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match=r"load it with memlens\.load"), memlens.trying(str(folder / "model"), CHANGE):  # type: ignore[arg-type]
         pass
 
 
@@ -137,10 +137,10 @@ def test_a_group_is_found_by_the_folder_and_cannot_reach_beyond_its_table(folder
     index = memlens.Index(folder / "index")
     assert memlens.promoting(folder / "index", " the", within=9) == memlens.promoting(index, " the", within=9)
     assert memlens.promoting(index, " the", within=9, limit=1) == memlens.promoting(index, " the", within=9)[:1]
-    with pytest.raises(SettingError, match="lists 9 tokens per value, not 13"):
+    with pytest.raises(SettingError, match="lists 9 tokens per value, fewer than 13"):
         memlens.promoting(index, " the", within=13)
     for wrong in ({"within": 0}, {"limit": 0}, {"limit": -1}):
-        with pytest.raises(SettingError, match="ask for 1 or more"):
+        with pytest.raises(SettingError, match="it must be 1 or more"):
             memlens.promoting(index, " the", **wrong)  # type: ignore[arg-type]
 
 

@@ -260,7 +260,7 @@ def test_an_index_of_another_model_is_refused(indexed: Indexed) -> None:
     for family, seed, words in (
         ("bloom", 0, "is not an index of"),
         ("gpt2", 0, "family llama, not gpt2"),
-        ("llama", 1, "its values are others"),
+        ("llama", 1, "its values differ"),
     ):
         with pytest.raises(ModelError, match=words):
             trace(memlens.load(tiny_model(family, seed), tokenizer=tiny_tokenizer()), PROMPT, index=index)

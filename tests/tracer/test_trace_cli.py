@@ -107,7 +107,7 @@ def test_the_picture_fits_the_terminal(run: Run, folder: Path, columns: int, mon
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--set L0N1", "changes nothing"),
+        ("--set L0N1", "has no '='"),
         ("--token Constantinople", "is not one token"),
         ("--position 77", "position 77"),
         ("--save x.json", "no intervention to save"),

@@ -97,7 +97,7 @@ def test_what_cannot_be_saved_is_refused(model: MemoryModel, tmp_path: Path) -> 
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
     for place in (tmp_path / "full", tmp_path / "full" / "notes.txt"):
-        with pytest.raises(SettingError, match="there already"):
+        with pytest.raises(SettingError, match="is not an empty folder"):
             save_changed(model, [change], place)
     model.source = "somewhere/model.gguf"
     with pytest.raises(ModelError, match=r"is a \.gguf file"):
@@ -121,5 +121,5 @@ def test_wrong_changes_are_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         ValueChange.towards(model, *given)
-    with pytest.raises(SettingError, match="no probe prompts"):
+    with pytest.raises(SettingError, match="no prompts are given"):
         side_effects(model, [], [])

@@ -45,7 +45,7 @@ def test_concurrent_continuations_do_not_mix(client: TestClient) -> None:
     ("asked", "status", "words"),
     [
         ({"set": "L1N4000=0"}, 404, "does not exist"),
-        ({"set": "L1N7"}, 422, "changes nothing"),
+        ({"set": "L1N7"}, 422, "the edit 'L1N7' has no '='"),
         ({"count": 201}, 422, "count"),
         ({"temperature": -1}, 422, "temperature"),
         ({"prompt": "the " * 300}, 422, "tokens"),

@@ -1,22 +1,23 @@
 """Attribution: how much of a token's probability p each memory accounts for.
 
-Silencing (exact). Memory i is set to 0 and the model run again; many copies of the prompt run as one batch, each with
-another memory silenced:
+Silencing (exact). Set memory i to 0 and run the model again. Many copies of the prompt run as one batch, each with a
+different memory silenced:
 
     effect_i = p - p(m_i = 0)
 
 Integrated gradients (all memories of a layer at once; Sundararajan, Taly and Yan 2017, https://arxiv.org/abs/1703.01365)
-along the layer's coefficients m, from 0 to what they are:
+along the straight path from 0 to the layer's coefficients m:
 
     effect_i = sum over positions of  m_i * integral over a in [0, 1] of  dp/dm_i at a m
 
-1. Take Gauss-Legendre nodes a_k and weights w_k: for a smooth path they need far fewer steps than equal ones.
-2. Run the model with the layer's coefficients a_k m, and take the gradient of p by them.
+1. Take Gauss-Legendre nodes a_k and weights w_k. On a smooth path they need far fewer steps than equal ones.
+2. Run the model with the layer's coefficients a_k m, and compute the gradient of p with respect to them.
 3. Sum w_k m_i dp/dm_i.
 
-By completeness the effects of a layer sum to p - p(all of the layer's memories silenced), but for the number of steps.
-The difference is measured and reported for every layer, as `gaps`. Behind a post-norm (Gemma 2, OLMo 2) nearly all of
-the path happens close to 0, since the norm undoes the scaling: where the gap is large, take many steps or silence_each.
+By completeness, the effects of a layer sum to p - p(all memories of the layer silenced), up to the error of step 1.
+This error is measured and reported for every layer as `gaps`. If a post-norm follows the block (Gemma 2, OLMo 2), p
+changes almost only close to 0, because the norm undoes the scaling. If the gap is large, take more steps or use
+silence_each.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,40 +38,41 @@ from memlens.text import plain
 from memlens.tracer.intervention import check_layer, check_memory, memories_of
 from memlens.tracer.prompt import Prompt, Source, check_count, check_number, open_model, read_prompt, read_token
 from memlens.tracer.result import Token, attribution_html
-from memlens.tracer.trace import refuse_overflow
+from memlens.tracer.trace import check_finite
 
 _BATCH_TOKENS = 2048
-_BATCH_SCORES = 2**25  # each prompt of a batch is scored over the whole vocabulary; more of them would be gigabytes
+_BATCH_SCORES = 2**25  # each prompt of a batch is scored over the whole vocabulary; this bounds their memory
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """The effect of each of some memories on a token's probability."""
+    """Effects of memories on the probability of a token."""
 
     prompt: str
     token: Token
-    p: float  # of the token, with all memories as they are
+    p: float  # of the token, without edits
     method: str  # "exact" or "integrated"
-    effects: dict[MemoryId, float]  # p that is owed to each memory
-    gaps: dict[int, float] = field(default_factory=dict)  # of "integrated": layer -> effects less what they must sum to
+    effects: dict[MemoryId, float]  # the part of p that each memory accounts for
+    gaps: dict[int, float] = field(default_factory=dict)  # "integrated" only: layer -> sum of effects - exact sum
 
     @property
     def gap(self) -> float:
-        """The largest gap of a layer, sign kept; 0 for "exact". Beside it smaller effects mean nothing."""
+        """The largest gap of a layer, with its sign; 0 for "exact". Effects smaller than the gap are not reliable."""
         return max(self.gaps.values(), key=abs, default=0.0)
 
     def strongest(self, count: int = 10) -> list[tuple[MemoryId, float]]:
-        """The memories that change the answer most, of either sign."""
+        """Return the `count` memories with the largest |effect|."""
         return sorted(self.effects.items(), key=lambda item: (-abs(item[1]), item[0]))[:count]
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain data for json.dumps."""
         effects = {str(memory): effect for memory, effect in self.strongest(len(self.effects))}
         return plain(self) | {"effects": effects, "gaps": {str(layer): gap for layer, gap in self.gaps.items()}}
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{memory} {effect:+.3g}" for memory, effect in self.strongest(3))
-        how = f"{self.method}, gap {self.gap:+.2g}" if self.gaps else self.method
-        return f"<Attribution ({how}) of {self.token.text!r}, p {self.p:.3g}: {shown}, ...>"
+        method = f"{self.method}, gap {self.gap:+.2g}" if self.gaps else self.method
+        return f"<Attribution ({method}) of {self.token.text!r}, p {self.p:.3g}: {shown}, ...>"
 
     def _repr_html_(self) -> str:
         return attribution_html(self)
@@ -78,50 +80,54 @@ class Attribution:
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A prompt up to the position where the answer is read, the answer's token, and where memories are changed."""
+    """A prompt up to the position of the prediction, the predicted token, and the positions to edit."""
 
     model: MemoryModel
     prompt: Prompt
     token: int
     fed: Tensor  # [1, pos]
-    rows: Tensor  # [k] positions in what is fed
+    rows: Tensor  # [k] indexes into `fed`
     p: float
 
     @classmethod
     def ask(
         cls, model: MemoryModel, prompt: str, token: str | int | None, position: int, positions: Sequence[int] | None
     ) -> "Question":
-        read = read_prompt(model, prompt)
-        place = read.place(position)
-        chosen = None if token is None else read_token(model, token)
-        fed = read.fed(place)
-        at = [] if positions is None else list(positions)
-        places = range(fed.shape[1]) if positions is None else [read.place(position) + read.shift for position in at]
-        rows = torch.tensor([row for row in places if row < fed.shape[1]], device=model.device, dtype=torch.int64)
+        """Check the arguments of silence_each and integrate, and run the prompt once without edits."""
+        checked = read_prompt(model, prompt)
+        place = checked.place(position)
+        token_id = None if token is None else read_token(model, token)
+        fed = checked.fed(place)
+        edited = [] if positions is None else list(positions)
+        indexes = range(fed.shape[1]) if positions is None else [checked.place(at) + checked.shift for at in edited]
+        rows = torch.tensor([row for row in indexes if row < fed.shape[1]], device=model.device, dtype=torch.int64)
         if not len(rows):
-            where = "no positions are given" if not at else f"positions {at} all lie behind position {place}"
-            raise SettingError(f"{where}; none has an effect")
+            problem = (
+                f"positions {edited} all come after position {place}" if edited else "the list of positions is empty"
+            )
+            raise SettingError(f"{problem}, so nothing can change; give positions up to {place}")
         p = probabilities(model, fed)[0]
-        answer = int(p.argmax()) if chosen is None else chosen
-        return cls(model, read, answer, fed, rows, float(p[answer]))
+        answer = int(p.argmax()) if token_id is None else token_id
+        return cls(model, checked, answer, fed, rows, float(p[answer]))
 
     def prompts_at_once(self, batch_tokens: int) -> int:
-        """Copies of the prompt that run as one batch."""
+        """Return how many copies of the prompt run as one batch."""
         return max(1, min(batch_tokens // self.fed.shape[1], _BATCH_SCORES // self.model.vocabulary))
 
     def attribution(
         self, method: str, effects: dict[MemoryId, float], gaps: dict[int, float] | None = None
     ) -> Attribution:
+        """Return the effects as an Attribution of this prompt and token."""
         token = Token(self.token, self.model.tokenizer.token_text(self.token))
         return Attribution(self.prompt.text, token, self.p, method, effects, gaps or {})
 
 
 def probabilities(model: MemoryModel, tokens: Tensor, gradients: bool = False) -> Tensor:
-    """p [batch, vocabulary] after the last of tokens [batch, pos]."""
+    """Return p [batch, vocabulary] of the token that follows tokens [batch, pos]."""
     last = model.run_body(tokens, gradients)[:, -1]
     with torch.set_grad_enabled(gradients):
         p = model.lens.probabilities(model.lens.state_logits(last, gradients))
-    refuse_overflow(model, p)
+    check_finite(model, p)
     return p
 
 
@@ -136,53 +142,65 @@ def silence_each(
     positions: Sequence[int] | None = None,
     batch_tokens: int = _BATCH_TOKENS,
 ) -> Attribution:
-    """The exact effect of silencing each of some memories, or each memory of some layers (None: of all).
+    """Silence memories one at a time and return the exact effect of each on the probability of a token.
 
         memlens.silence_each("gpt2", "The capital of France is", layers=[9, 10]).strongest(5)
 
-    `position`: where the answer is read; `positions`: where memories are silenced (None: everywhere, BOS included).
+    Args:
+        model: A model, whatever load() accepts, or an index.
+        prompt: The text.
+        memories: Names of memories; None for every memory of `layers`.
+        layers: Whole layers instead of memories; None for all layers.
+        token: The token whose probability is followed; None for the predicted one.
+        position: The position where the prediction is read.
+        positions: The positions where memories are silenced; None for all, including BOS.
+        batch_tokens: Upper bound on the tokens of one forward pass.
+
+    Raises:
+        SettingError: The prompt, a position or a count is not valid, or both memories and layers are given.
+        UnknownName: The model does not have a named memory, layer or token.
     """
-    check_count(batch_tokens, "tokens are no batch")
+    check_count(batch_tokens, "batch_tokens")
     loaded, _ = open_model(model)
-    chosen = _chosen_memories(loaded, memories, layers)
+    selected = _select_memories(loaded, memories, layers)
     question = Question.ask(loaded, prompt, token, position, positions)
-    a_batch = question.prompts_at_once(batch_tokens)
+    batch_size = question.prompts_at_once(batch_tokens)
     effects: dict[MemoryId, float] = {}
-    for first in range(0, len(chosen), a_batch):
-        part = chosen[first : first + a_batch]
-        with loaded.edit(_each_by_itself(part, question.rows)):
-            p = probabilities(loaded, question.fed.expand(len(part), -1))[:, question.token]
-        effects.update(zip(part, (question.p - p.double()).tolist(), strict=True))
+    for first in range(0, len(selected), batch_size):
+        batch = selected[first : first + batch_size]
+        with loaded.edit(_silence_one_per_line(batch, question.rows)):
+            p = probabilities(loaded, question.fed.expand(len(batch), -1))[:, question.token]
+        effects.update(zip(batch, (question.p - p.double()).tolist(), strict=True))
     return question.attribution("exact", effects)
 
 
-def _layers_of(model: MemoryModel, layers: Sequence[int] | None) -> list[int]:
-    named = range(len(model.layers)) if layers is None else [int(layer) for layer in layers]
-    if not named:
-        raise SettingError("no layers are named, so there is nothing to look at; name some, or leave it out for all")
-    for layer in named:
+def _select_layers(model: MemoryModel, layers: Sequence[int] | None) -> list[int]:
+    numbers = range(len(model.layers)) if layers is None else [int(layer) for layer in layers]
+    if not numbers:
+        raise SettingError("the list of layers is empty; name at least one layer, or leave it out for all layers")
+    for layer in numbers:
         check_layer(model, layer)
-    return sorted(set(named))
+    return sorted(set(numbers))
 
 
-def _chosen_memories(
+def _select_memories(
     model: MemoryModel, memories: str | MemoryId | Iterable[str | MemoryId] | None, layers: Sequence[int] | None
 ) -> list[MemoryId]:
     if memories is None:
-        chosen = _layers_of(model, layers)
-        return [model.names.name(layer, number) for layer in chosen for number in range(model.layers[layer].memories)]
+        layers = _select_layers(model, layers)
+        return [model.names.name(layer, number) for layer in layers for number in range(model.layers[layer].memories)]
     if layers is not None:
-        raise SettingError("memories and layers are both given; name either the memories or whole layers")
-    named = sorted(set(memories_of(memories)))
-    if not named:
-        raise SettingError("no memories are named, so none can be silenced; name some, or leave it out for all")
-    for memory in named:
+        raise SettingError("memories and layers are both given; give either memories or whole layers")
+    names = sorted(set(memories_of(memories)))
+    if not names:
+        raise SettingError("the list of memories is empty; name at least one memory, or leave it out for all memories")
+    for memory in names:
         check_memory(model, memory)
-    return named
+    return names
 
 
-def _each_by_itself(memories: list[MemoryId], rows: Tensor) -> dict[int, Change]:
-    """Silence memory i in line i of the batch."""
+def _silence_one_per_line(memories: list[MemoryId], rows: Tensor) -> dict[int, Change]:
+    """Return changes that silence memory i in line i of the batch."""
 
     def change(m: Tensor, group: MemoryGroup, layer: int) -> Tensor:  # [batch, pos, size]
         lines = [line for line, memory in enumerate(memories) if memory.layer == layer and group.holds(memory)]
@@ -196,8 +214,8 @@ def _each_by_itself(memories: list[MemoryId], rows: Tensor) -> dict[int, Change]
     return {layer: partial(change, layer=layer) for layer in {memory.layer for memory in memories}}
 
 
-_MOST_STEPS = 1000  # finding the points of n steps takes n x n numbers
-_INTEGRATED_BATCH_TOKENS = 1024  # a backward pass keeps all that it needs, so fewer than in a forward pass
+_MOST_STEPS = 1000  # computing n nodes takes an n x n matrix
+_INTEGRATED_BATCH_TOKENS = 1024  # fewer than above: a backward pass keeps the activations of all layers
 
 
 def integrate(
@@ -211,23 +229,35 @@ def integrate(
     steps: int = 20,
     batch_tokens: int = _INTEGRATED_BATCH_TOKENS,
 ) -> Attribution:
-    """The effect of every memory of some layers (None: all) on the answer's probability.
+    """Return the effect of every memory of some layers on the probability of a token, by integrated gradients.
 
         memlens.integrate("gpt2", "The capital of France is").gap
 
-    `position`: where the answer is read; `positions`: where coefficients are followed (None: everywhere, BOS included).
+    Args:
+        model: A model, whatever load() accepts, or an index.
+        prompt: The text.
+        layers: The layers; None for all.
+        token: The token whose probability is followed; None for the predicted one.
+        position: The position where the prediction is read.
+        positions: The positions whose coefficients count; None for all, including BOS.
+        steps: Nodes of the integral. More steps make `gaps` smaller.
+        batch_tokens: Upper bound on the tokens of one forward pass.
+
+    Raises:
+        SettingError: The prompt, a position or a count is not valid.
+        UnknownName: The model does not have a named layer or token.
     """
-    if check_count(steps, "steps cannot be integrated over") > _MOST_STEPS:
-        raise SettingError(f"{steps} steps are more than {_MOST_STEPS}; take fewer, or silence_each")
-    check_count(batch_tokens, "tokens are no batch")
+    if check_count(steps, "steps") > _MOST_STEPS:
+        raise SettingError(f"steps is {steps}; it must be at most {_MOST_STEPS}")
+    check_count(batch_tokens, "batch_tokens")
     loaded, _ = open_model(model)
-    chosen = _layers_of(loaded, layers)
+    selected = _select_layers(loaded, layers)
     question = Question.ask(loaded, prompt, token, position, positions)
-    with loaded.record(chosen, states=False) as recording:
+    with loaded.record(selected, states=False) as recording:
         loaded.run_body(question.fed)
     effects: dict[MemoryId, float] = {}
     gaps: dict[int, float] = {}
-    for layer in chosen:
+    for layer in selected:
         amounts = _integrate_layer(question, layer, recording.coefficients[layer], steps, batch_tokens)
         effects.update((loaded.names.name(layer, number), amount) for number, amount in enumerate(amounts.tolist()))
         gaps[layer] = float(amounts.sum()) - _effect_of_layer(question, layer)
@@ -235,7 +265,7 @@ def integrate(
 
 
 def _effect_of_layer(question: Question, layer: int) -> float:
-    """p - p with the layer's memories silenced at the chosen positions: what its effects must add up to."""
+    """Return p - p(all memories of the layer silenced), the exact sum of the layer's effects."""
 
     def silence(m: Tensor, _group: MemoryGroup) -> Tensor:  # [1, pos, size]
         m = m.clone()
@@ -247,49 +277,51 @@ def _effect_of_layer(question: Question, layer: int) -> float:
 
 
 def _integrate_layer(question: Question, layer: int, m: Tensor, steps: int, batch_tokens: int) -> Tensor:
-    """[memories] float64, for the layer's own coefficients m [1, pos, memories]."""
+    """Return the effects [memories] (float64) of a layer with coefficients m [1, pos, memories]."""
     nodes, weights = np.polynomial.legendre.leggauss(steps)
     shares = torch.from_numpy((nodes + 1) / 2).to(m.device, m.dtype)
-    a_batch = question.prompts_at_once(batch_tokens)
+    batch_size = question.prompts_at_once(batch_tokens)
     total = torch.zeros(m.shape[2], dtype=torch.float64)
-    for first in range(0, steps, a_batch):
-        part = slice(first, first + a_batch)
-        gradient = _gradient(question, layer, m, shares[part])[:, question.rows].cpu().double()
-        weight = torch.from_numpy(weights[part] / 2)[:, None, None]
+    for first in range(0, steps, batch_size):
+        nodes_of_batch = slice(first, first + batch_size)
+        gradient = _gradient(question, layer, m, shares[nodes_of_batch])[:, question.rows].cpu().double()
+        weight = torch.from_numpy(weights[nodes_of_batch] / 2)[:, None, None]
         total += (gradient * weight * m[:, question.rows].cpu().double()).sum((0, 1))
     return total
 
 
 def _gradient(question: Question, layer: int, m: Tensor, shares: Tensor) -> Tensor:
-    """dp/dm [steps, pos, memories] at each share of m, at the chosen positions; elsewhere m stays as it is."""
+    """Return dp/dm [steps, pos, memories] at each share of m. Only the rows of the question are scaled."""
     path = m.repeat(len(shares), 1, 1)
     path[:, question.rows] = m[:, question.rows] * shares[:, None, None]
     path.requires_grad_()
-    with question.model.edit({layer: lambda _own, group: path[..., group.columns]}):
+    with question.model.edit({layer: lambda _m, group: path[..., group.columns]}):
         p = probabilities(question.model, question.fed.expand(len(shares), -1), gradients=True)
-    # only the path is differentiated: the model's parameters get no gradients
+    # differentiate with respect to the path only, so that the model's parameters get no gradients
     (gradient,) = torch.autograd.grad(p[:, question.token].sum(), path)
     return gradient
 
 
 @dataclass(frozen=True)
 class CommonMemory:
-    """A memory that counts in many of the prompts."""
+    """A memory that supports the prediction of several prompts."""
 
     memory: MemoryId
-    prompts: int  # in how many it counts
+    prompts: int  # number of prompts in which it counts
     effect: float  # mean over all prompts
 
 
 def in_common(
     attributions: Attribution | Sequence[Attribution], *, threshold: float = 0.2, share: float = 0.7
 ) -> list[CommonMemory]:
-    """Memories that count in at least `share` of the prompts, those in most prompts first, then by effect.
+    """Return the memories that count in at least `share` of the prompts, by number of prompts, then by effect.
 
         memlens.in_common([memlens.integrate(model, prompt, token=" Paris") for prompt in paraphrases])
 
-    A memory counts in a prompt if its effect there is at least `threshold` of the largest of that prompt. Only memories
-    that support the answer count; a prompt in which none does has none.
+    A memory counts in a prompt if its effect is positive and at least `threshold` times the prompt's largest effect.
+
+    Raises:
+        SettingError: A threshold is not in (0, 1], or the attributions differ in token, method or memories.
     """
     several = [attributions] if isinstance(attributions, Attribution) else list(attributions)
     for name, value in (("threshold", threshold), ("share", share)):
@@ -306,21 +338,21 @@ def in_common(
     common = [
         CommonMemory(memory, count, sum(attribution.effects.get(memory, 0.0) for attribution in several) / len(several))
         for memory, count in counts.items()
-        if count / len(several) >= share  # as a product 0.28 * 25 would be a little more than 7
+        if count / len(several) >= share  # not count >= share * n: 0.28 * 25 is slightly above 7
     ]
     return sorted(common, key=lambda memory: (-memory.prompts, -memory.effect, memory.memory))
 
 
 def _differences(attributions: list[Attribution]) -> Iterator[str]:
-    """The reason why attributions cannot be compared: effects on other tokens, of other memories, by another method."""
+    """Yield the reasons why the attributions cannot be compared."""
     if not attributions:
-        yield "no attributions were given; make one for each paraphrase"
+        yield "no attributions are given; give one for each prompt"
     first = attributions[0]
     for other in attributions[1:]:
         if other.method != first.method:
             yield "exact and integrated attributions cannot be compared; use one method for all prompts"
         if other.token.id != first.token.id:
-            asked = f"{first.token.text!r}, another for {other.token.text!r}"
-            yield f"one prompt was asked for {asked}; give all one token="
+            tokens = f"{first.token.text!r} and {other.token.text!r}"
+            yield f"the attributions follow different tokens ({tokens}); pass the same token= for every prompt"
         if other.effects.keys() != first.effects.keys():
-            yield "the attributions are of different memories; use the same layers or memories for all"
+            yield "the attributions cover different memories; use the same layers or memories for all prompts"

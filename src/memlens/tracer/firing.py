@@ -1,10 +1,10 @@
-"""Memories that fire on a text, and one memory along a text: coefficients of a text that somebody types.
+"""Coefficients on a typed text: one memory at every token, or the memories that are most active.
 
-A coefficient is compared with the memory's own range in the scan, so that memories of all layers can stand in one list:
+To rank memories of all layers in one list, each coefficient is divided by the memory's range in the scan:
 
-    relative = m / max   where m is positive,   m / min   where it is negative
+    relative = m / max   if m is positive,   m / min   if m is negative
 
-A memory that never reached that side in the scan has no range there and is left out.
+A memory without coefficients of that sign in the scan has no range on that side and is left out.
 """
 
 from __future__ import annotations
@@ -29,9 +29,13 @@ from memlens.tracer.trace import TracedPrompt
 
 
 def coefficients_on(model: Source, memory: str | MemoryId, text: str) -> TextCoefficients:
-    """One memory's coefficient at every token of a text.
+    """Return the coefficients of one memory at every token of a text.
 
     memlens.coefficients_on("gpt2-index", "L5N94", "The capital of France is")
+
+    Raises:
+        SettingError: The text has no tokens or is longer than the model's context.
+        UnknownName: The model does not have this memory.
     """
     loaded, _ = open_model(model)
     name = memory if isinstance(memory, MemoryId) else MemoryId.parse(memory)
@@ -44,7 +48,7 @@ def coefficients_on(model: Source, memory: str | MemoryId, text: str) -> TextCoe
 
 
 def token_texts(prompt: Prompt) -> tuple[str, ...]:
-    """The text of each token; one that is a further byte of a character has none of its own."""
+    """Return the text of each token. It is empty for a token that continues a multi-byte character."""
     begins = (0, *prompt.ends)
     return tuple(prompt.text[begin:end] for begin, end in zip(begins, prompt.ends, strict=False))
 
@@ -58,30 +62,42 @@ def fires_on(
     layers: Sequence[int] | None = None,
     limit: int = 20,
 ) -> FiringResult:
-    """The memories of an index that fire most on a text, by their own range or by their effect on what is predicted.
+    """Return the memories that are most active on a text.
 
     memlens.fires_on("gpt2-index", "The capital of France is").found[0]
+
+    Args:
+        model: An index, or a model together with `index`.
+        text: The text.
+        index: An index of the model.
+        order: "relative" for the coefficient divided by the memory's range in the scan, "effect" for the effect on the
+            logit of the token that is predicted after the text.
+        layers: The layers; None for all layers of the index.
+        limit: The largest number of memories.
+
+    Raises:
+        SettingError: There is no index, or the text, order or limit is not valid.
     """
     loaded, opened = open_model(model, index)
     if opened is None:
-        raise SettingError("which memories fire is told by their range in a scan; name an index")
+        raise SettingError("ranking memories needs the range of their coefficients in a scan; name an index")
     return firing_of(TracedPrompt.run(loaded, read_prompt(loaded, text)), opened, order, layers, limit)
 
 
 def firing_of(run: TracedPrompt, index: Index, order: str, layers: Sequence[int] | None, limit: int) -> FiringResult:
-    """The same of a prompt that was run."""
+    """Return the most active memories of a prompt that has been run. See fires_on."""
     check_top(limit)
     if order not in FIRING_ORDERS:
         raise SettingError(f"--order is '{order}'; choose one of: {', '.join(FIRING_ORDERS)}")
     for layer in layers or ():
-        index.memories(layer)  # refuses one that is not there
+        index.memories(layer)  # raises UnknownName if the index does not have the layer
     ranges = _ranges(index)
     final, direction = _predicted(run)
     columns = [_of_layer(run, layer, ranges[layer], direction) for layer in layers or index.layers]
     table = {name: np.concatenate([part[name] for part in columns]) for name in columns[0]}
-    fires = np.flatnonzero(table["relative"] > 0)
+    active = np.flatnonzero(table["relative"] > 0)
     strength = table["relative"] if order == "relative" else np.abs(table["effect"])
-    best = fires[np.lexsort((table["number"][fires], table["layer"][fires], -strength[fires]))[:limit]]
+    best = active[np.lexsort((table["number"][active], table["layer"][active], -strength[active]))[:limit]]
     rows = [{name: column[row].item() for name, column in table.items()} for row in best]
     names = [index.names.name(row["layer"], row["number"]) for row in rows]
     summaries, texts = read_summaries(index, names), token_texts(run.prompt)
@@ -92,11 +108,11 @@ def firing_of(run: TracedPrompt, index: Index, order: str, layers: Sequence[int]
         for name, row in zip(names, rows, strict=True)
     )
     token = Token(final, run.model.tokenizer.token_text(final))
-    return FiringResult(run.prompt.text, texts, token, order, len(fires), hits)
+    return FiringResult(run.prompt.text, texts, token, order, len(active), hits)
 
 
 def _ranges(index: Index) -> dict[int, NDArray[np.float32]]:
-    """Layer -> [2, memories]: the largest and the smallest coefficient of the scan."""
+    """Return {layer: [2, memories]}, the largest and smallest coefficients in the scan."""
     ranges = {layer: np.zeros((2, index.memories(layer)), np.float32) for layer in index.layers}
     table = index.table("memories", ["layer", "memory", "max", "min"])
     layer, memory, high, low = (table.column(name).to_numpy() for name in ("layer", "memory", "max", "min"))
@@ -107,7 +123,7 @@ def _ranges(index: Index) -> dict[int, NDArray[np.float32]]:
 
 
 def _predicted(run: TracedPrompt) -> tuple[int, Tensor]:
-    """The token that is predicted after the text, and the direction [1, d] in which its logit grows."""
+    """Return the token that is predicted after the text and the direction [1, d] in which its logit grows."""
     last = len(run.model.layers) - 1
     token = run.tops[last][-1][0]
     row = torch.tensor([token], device=run.model.device)
@@ -117,21 +133,21 @@ def _predicted(run: TracedPrompt) -> tuple[int, Tensor]:
 def _of_layer(
     run: TracedPrompt, layer: int, ranges: NDArray[np.float32], direction: Tensor
 ) -> dict[str, NDArray[np.generic]]:
-    """Every memory of a layer where it is furthest in its range; every column is [memories]."""
+    """Return columns [memories] for a layer, each memory at the position where its relative coefficient is largest."""
     m = run.positions.coefficients[layer].cpu().float().numpy()  # [pos, memories]
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(m > 0, m / ranges[0], np.where(m < 0, m / ranges[1], 0))
     has_range = ((m > 0) & (ranges[0] > 0)) | ((m < 0) & (ranges[1] < 0))
     relative = np.where(has_range, relative, 0.0)
     at = relative.argmax(0)
-    every = np.arange(m.shape[1])
+    numbers = np.arange(m.shape[1])
     used = run.positions[-1:].used(layer)
     effect = LogitDecomposition(run.model).memories(layer, used, direction)[0].cpu().float().numpy()
     return {
         "layer": np.full(m.shape[1], layer),
-        "number": every,
-        "m": m[at, every],
+        "number": numbers,
+        "m": m[at, numbers],
         "position": at,
-        "relative": relative[at, every],
+        "relative": relative[at, numbers],
         "effect": effect,
     }

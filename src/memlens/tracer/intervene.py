@@ -1,6 +1,6 @@
-"""Running a model with edited coefficients: traces before and after, continuations, groups of memories to edit.
+"""Run a model with edited coefficients: traces before and after, continuations, selections of memories.
 
-Positions of an intervention are those of one prompt; in what is fed they lie behind BOS.
+Positions of an intervention count the prompt's tokens. In the tensor that the model is fed, BOS comes before them.
 """
 
 import os
@@ -39,17 +39,17 @@ _LARGEST_SEED = 2**63 - 1
 
 @dataclass(frozen=True, eq=False)
 class _GroupEdit:
-    """One edit in one group of memories."""
+    """An edit, restricted to one group of memories."""
 
-    memories: Tensor | None  # [k], counted within the group; None for all
-    rows: tuple[int, ...] | None  # positions in what is fed; None for all
+    memories: Tensor | None  # [k], numbers within the group; None for all
+    rows: tuple[int, ...] | None  # positions of the fed tensor; None for all
     coefficient: float | None
     factor: float | None
 
     def apply_(self, m: Tensor) -> None:
         """Change m [batch, pos, size] in place."""
         fed = m.shape[1]
-        # a pass may end before a position: causal attention makes the two the same
+        # a pass may end before an edited position: with causal attention, this position has no effect
         places = range(fed) if self.rows is None else [row for row in self.rows if row < fed]
         rows = torch.tensor(list(places), device=m.device, dtype=torch.int64)[:, None]
         columns = torch.arange(m.shape[2], device=m.device) if self.memories is None else self.memories
@@ -60,7 +60,7 @@ class _GroupEdit:
 
 
 def apply_edits(model: MemoryModel, intervention: Intervention, prompt: Prompt) -> AbstractContextManager[None]:
-    """Inside the `with` the model runs with these edits; those that it cannot make are refused before."""
+    """Return a context manager in which the model runs with these edits. Raises if an edit does not fit the model."""
     intervention.check(model)
     edits: dict[ExpertId, list[_GroupEdit]] = {}
     for edit in intervention.edits:
@@ -89,7 +89,7 @@ def _by_group(edit: Edit, model: MemoryModel) -> list[tuple[ExpertId, list[int] 
         groups = model.layers[edit.layer].groups
         return [(ExpertId(edit.layer, group.kind, group.expert), None) for group in groups]
     owners = sorted({memory.owner for memory in edit.memories})
-    # a memory named twice is still edited once: it is scaled once
+    # a memory that is named twice is scaled once
     return [(owner, sorted({memory.memory for memory in edit.memories if memory.owner == owner})) for owner in owners]
 
 
@@ -97,7 +97,7 @@ def _refuse_too_large(model: MemoryModel, edit: Edit) -> None:
     for number in (edit.coefficient, edit.factor):
         if number is not None and not torch.isfinite(torch.tensor(number, dtype=model.dtype)):
             kind = str(model.dtype).removeprefix("torch.")
-            raise SettingError(f"{edit.target} is to become {number:g}, which {kind} cannot hold; use a smaller number")
+            raise SettingError(f"{number:g} for {edit.target} is too large for {kind}; use a smaller number")
 
 
 def intervene(
@@ -110,23 +110,35 @@ def intervene(
     index: Index | str | os.PathLike[str] | None = None,
     against: str | int | None = None,
 ) -> InterventionEffect:
-    """Trace with and without the edits. `token` None: the one that the model predicts without them.
+    """Trace one position of a prompt without and with edits.
 
         memlens.intervene("gpt2", "The capital of France is", "L5N94=0").kl
 
-    The intervention may be given as its edits, in words or not: `["L5N94=0", Edit(layer=3, factor=2.0)]`.
+    Args:
+        model: A model, whatever load() accepts, or an index.
+        prompt: The text.
+        intervention: An Intervention, or its edits as Edit or text: `["L5N94=0", Edit(layer=3, factor=2.0)]`.
+        position: The traced position.
+        token: The token to follow in both traces; None for the one that is predicted without the edits.
+        top: Number of tokens, and of memories per layer, to list.
+        index: An index of the model. It adds triggers and patterns of memories.
+        against: A second token. The traces then follow the difference of the two logits.
+
+    Raises:
+        SettingError: The prompt, position or an edit is not valid.
+        UnknownName: The model does not have a named memory, layer or token.
     """
     check_top(top)
     intervention = Intervention.of(intervention)
     loaded, opened = open_model(model, index)
-    read = read_prompt(loaded, prompt)
-    place = read.place(position)
-    chosen, other = (None if word is None else read_token(loaded, word) for word in (token, against))
-    edits = apply_edits(loaded, intervention, read)  # refuses what cannot be, before anything runs
-    without = TracedPrompt.run(loaded, read, place)
+    checked = read_prompt(loaded, prompt)
+    place = checked.place(position)
+    token_id, other_id = (None if word is None else read_token(loaded, word) for word in (token, against))
+    edits = apply_edits(loaded, intervention, checked)  # raises before the model runs
+    without = TracedPrompt.run(loaded, checked, place)
     with edits:
-        edited = TracedPrompt.run(loaded, read, place)
-    return effect_of(intervention, without, edited, place, chosen, other, top, opened)
+        edited = TracedPrompt.run(loaded, checked, place)
+    return effect_of(intervention, without, edited, place, token_id, other_id, top, opened)
 
 
 def effect_of(
@@ -139,7 +151,7 @@ def effect_of(
     top: int,
     index: Index | None,
 ) -> InterventionEffect:
-    """One position of a prompt that was run without and with the edits."""
+    """Compare one position of a prompt that was run without and with the edits."""
     before, log_p = without.trace(position, token, against, top, index)
     after, log_q = edited.trace(position, before.token.id, against, top, index)
     changes = before.prediction.id != after.prediction.id
@@ -148,15 +160,15 @@ def effect_of(
 
 @dataclass(frozen=True)
 class Continuation:
-    """The text that a model puts after a prompt."""
+    """A model's continuation of a prompt."""
 
     prompt: str
     text: str
     tokens: tuple[int, ...]
-    p: tuple[float, ...]  # of each token, as the model (with its edits) took it to be
+    p: tuple[float, ...]  # of each token, in the edited model
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, for json.dumps."""
+        """Return plain data for json.dumps."""
         return plain(self)
 
     def __str__(self) -> str:
@@ -172,22 +184,33 @@ def generate(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> Continuation:
-    """`count` tokens more. Temperature 0 takes the most likely token; above, tokens are drawn, by the seed alone.
+    """Continue a prompt by `count` tokens, with or without edits.
 
         memlens.generate("gpt2", "The capital of France is", 20, "L5N94=0").text
 
-    The whole text is run again for every token, so that edits hold at every position just as they do in a trace. An
-    end-of-text token is a token like others.
+    The whole text is run again for every token, so that edits apply at every position exactly as in a trace. An
+    end-of-text token does not stop the continuation.
+
+    Args:
+        model: A model, whatever load() accepts, or an index.
+        prompt: The text.
+        count: Number of tokens.
+        intervention: Edits of coefficients; None for none.
+        temperature: 0 takes the most likely token. Above 0, tokens are sampled.
+        seed: Determines the samples.
+
+    Raises:
+        SettingError: An argument is not valid, or the text would exceed the model's context.
     """
     loaded, _ = open_model(model)
-    going_on = Generation.begin(loaded, prompt, count, intervention, temperature, seed)
-    for _ in going_on:
+    generation = Generation.begin(loaded, prompt, count, intervention, temperature, seed)
+    for _ in generation:
         pass
-    return going_on.continuation
+    return generation.continuation
 
 
 class Generation(Iterator[TokenShare]):
-    """A text that goes on token by token; edits hold only while a token is computed, so others may use it between."""
+    """A continuation, one token at a time. The model is edited only while a token is computed."""
 
     def __init__(
         self, model: MemoryModel, prompt: Prompt, count: int, edits: Intervention | None, temperature: float, seed: int
@@ -206,17 +229,17 @@ class Generation(Iterator[TokenShare]):
         temperature: float = 0.0,
         seed: int = 0,
     ) -> "Generation":
-        """Refused before anything runs where it cannot be."""
-        check_count(count, "tokens cannot be generated")
+        """Check the arguments of generate and return a Generation. Raises before the model runs."""
+        check_count(count, "the number of tokens")
         if check_number(temperature, "the temperature") < 0:
             raise SettingError(f"the temperature is {temperature}; it must be 0 (greedy) or more")
         if not 0 <= seed <= _LARGEST_SEED:
             raise SettingError(f"the seed is {seed}; it must be a whole number from 0 to {_LARGEST_SEED}")
         edits = None if intervention is None else Intervention.of(intervention)
-        read = read_prompt(model, prompt, room=count)
+        checked = read_prompt(model, prompt, room=count)
         if edits is not None:
-            apply_edits(model, edits, read)
-        return cls(model, read, count, edits, float(temperature), int(seed))
+            apply_edits(model, edits, checked)
+        return cls(model, checked, count, edits, float(temperature), int(seed))
 
     def __next__(self) -> TokenShare:
         if not self._left:
@@ -226,9 +249,9 @@ class Generation(Iterator[TokenShare]):
         with nullcontext() if edits is None else apply_edits(self._model, edits, self._prompt):
             logs = log_probabilities(self._model, self._model.run_body(self._fed)[0, -1])  # [vocabulary]
         if self._temperature == 0:
-            token = int((logs == logs.max()).nonzero()[0])  # of equals the lowest id
+            token = int((logs == logs.max()).nonzero()[0])  # a tie goes to the lowest id
         else:
-            # less the highest, so that no temperature is too low: the best token's score stays 0
+            # subtract the maximum first, so that the best token keeps score 0 at any temperature
             weights = torch.softmax((logs - logs.max()) / self._temperature, 0)
             token = int(torch.multinomial(weights, 1, generator=self._random))
         self._tokens.append(token)
@@ -238,13 +261,13 @@ class Generation(Iterator[TokenShare]):
 
     @property
     def continuation(self) -> Continuation:
-        """The text so far."""
+        """The continuation so far."""
         text = _text(self._model, self._prompt, self._tokens)
         return Continuation(self._prompt.text, text, tuple(self._tokens), tuple(self._p))
 
 
 def _text(model: MemoryModel, prompt: Prompt, tokens: list[int]) -> str:
-    """The new tokens as they read behind the prompt: some tokenizers drop a space that would begin a text."""
+    """Return the text of the new tokens after the prompt. Some tokenizers drop a space at the start of a text."""
     before = model.tokenizer.decode(prompt.tokens)
     whole = model.tokenizer.decode([*prompt.tokens, *tokens])
     return whole[len(before) :] if whole.startswith(before) else model.tokenizer.decode(tokens)
@@ -258,25 +281,34 @@ def promoting(
     within: int = 10,
     limit: int | None = None,
 ) -> tuple[MemoryId, ...]:
-    """All memories that have one of the tokens among the `within` first of their value's list, strongest first.
+    """Return the memories whose values promote one of the tokens, strongest first.
 
         memlens.Edit(memlens.promoting("gpt2-index", " Paris"))
 
-    `end="bottom"` gives those that push the tokens down; a limit keeps the strongest.
+    Args:
+        index: An index with values.
+        tokens: One token or several, as text.
+        end: "top" for memories that promote the tokens, "bottom" for memories that demote them.
+        within: How many tokens at that end of a value's list count.
+        limit: The largest number of memories; None for all.
+
+    Raises:
+        SettingError: The index lists fewer tokens per value than `within`.
+        UnknownName: No memory has one of the tokens, or `end` is something else.
     """
     opened = open_index(index)
     texts = [tokens] if isinstance(tokens, str) else list(tokens)
-    check_count(within, "first tokens cannot be looked through")
+    check_count(within, "within")
     if limit is not None:
-        check_count(limit, "memories are no group")
+        check_count(limit, "limit")
     if end not in ("top", "bottom"):
-        raise UnknownName(f"a value has the ends 'top' and 'bottom', not '{end}'")
+        raise UnknownName(f"end is '{end}'; it must be 'top' or 'bottom'")
     query = SearchQuery(tuple(texts), "values", bottom=end == "bottom", limit=sum(map(opened.memories, opened.layers)))
     hits = [hit for hit in search_values(opened, query).found if isinstance(hit, ValueHit)]
     listed = min(opened.manifest.values.top, len(opened.vocabulary))
     if within > listed:
-        advice = "lower `within` or make the values again"
-        raise SettingError(f"{opened.folder} lists {listed} tokens per value, not {within}; {advice}")
+        advice = "lower `within`, or run `memlens values` with a larger --top"
+        raise SettingError(f"{opened.folder} lists {listed} tokens per value, fewer than {within}; {advice}")
     memories = tuple(memory.name for memory in hits if memory.rank < within)[:limit]
     if not memories:
         raise UnknownName(f"no memory has {tokens!r} among the {within} first tokens of its value; raise `within`")

@@ -1,4 +1,4 @@
-"""Interventions: which coefficients are set, scaled or silenced, at which positions; a document to save and replay.
+"""Interventions: coefficients that are set, scaled or silenced at some positions, and the document that stores them.
 
     {"kind": "memlens intervention", "schema": 1, "unit": "coefficient",
      "model": {"name": ..., "fingerprint": ..., "dtype": "float32"},
@@ -7,8 +7,8 @@
                {"action": "silence", "layer": 3, "positions": "all"},
                {"action": "silence", "expert": "L3E5", "positions": "all"}]}
 
-Numbers are coefficients m, the factors of the values; pre-activations are never written. `"model": null` is for any
-model that has such memories. Edits are done in their order.
+Numbers are coefficients m, the factors of the values, not pre-activations. With `"model": null` the document applies to
+any model that has these memories. Edits are applied in order.
 """
 
 from __future__ import annotations
@@ -42,53 +42,49 @@ _HOW = "write L3N51=3.5 to set, =x2 to scale, =0 to silence"
 
 @dataclass(frozen=True)
 class Edit:
-    """One change to the coefficients of some memories, of a whole layer or of a whole expert.
+    """A change to the coefficients of some memories, of a whole layer or of a whole expert.
 
-        Edit("L3N51")                           silenced
-        Edit(["L3N7", "L4N9"], factor=2.0)      scaled
-        Edit(layer=3, coefficient=0.5)          a whole layer, set
-        Edit(expert="L3E5")                     an expert, silenced
+        Edit("L3N51")                           silence a memory
+        Edit(["L3N7", "L4N9"], factor=2.0)      scale two memories
+        Edit(layer=3, coefficient=0.5)          set a whole layer
+        Edit(expert="L3E5")                     silence an expert
 
-    Give `coefficient` to set them, `factor` to scale them, neither to silence them. `positions` count the prompt's own
-    tokens from 0, or from its end if negative; None means every position that is fed, BOS and continuation included.
+    Give `coefficient` to set, `factor` to scale, and neither to silence. `positions` count the prompt's tokens from 0,
+    or from its end if negative. None means every position, including BOS and continuations.
     """
 
-    memories: tuple[MemoryId, ...] = ()  # also taken: names, one or several
-    layer: int | None = None  # a whole layer, instead of memories
+    memories: tuple[MemoryId, ...] = ()  # the constructor also accepts one or several names
+    layer: int | None = None  # a whole layer instead of memories
     coefficient: float | None = None
     factor: float | None = None
-    positions: tuple[int, ...] | None = None  # also taken: one position
-    expert: ExpertId | None = None  # a whole expert, instead of memories; also taken: its name
+    positions: tuple[int, ...] | None = None  # the constructor also accepts one position
+    expert: ExpertId | None = None  # a whole expert instead of memories; the constructor also accepts its name
 
     def __post_init__(self) -> None:
         at: Any = self.positions
-        given = {
+        fields = {
             "memories": memories_of(self.memories),
             "layer": None if self.layer is None else int(self.layer),
             "coefficient": None if self.coefficient is None else float(self.coefficient),
             "factor": None if self.factor is None else float(self.factor),
-            "positions": None
-            if at is None
-            else (int(at),)
-            if is_whole(at)
-            else tuple(int(position) for position in at),
+            "positions": None if at is None else tuple(int(position) for position in ([at] if is_whole(at) else at)),
             "expert": _expert_of(self.expert),
         }
-        for name, value in given.items():
-            object.__setattr__(self, name, value)  # frozen for everybody else
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)  # the dataclass is frozen
         for problem in self._problems():
             raise SettingError(problem)
 
     def _problems(self) -> Iterator[str]:
         if [bool(self.memories), self.layer is not None, self.expert is not None].count(True) != 1:
-            yield "an edit names no memory, or memories and a layer; give either memories or one layer (or expert)"
+            yield "an edit needs exactly one of: memories, a layer, an expert"
         if self.positions == ():
             yield "an edit's positions must be 'all' or a list of whole numbers, not []"
         if self.coefficient is not None and self.factor is not None:
-            yield "an edit has a coefficient and a factor; give one to set or to scale, none to silence"
+            yield "an edit has both a coefficient and a factor; give only one, or neither to silence"
         for number in (self.coefficient, self.factor):
             if number is not None and not math.isfinite(number):
-                yield f"{self.target} is to become {number}; a coefficient must be a finite number"
+                yield f"the number for {self.target} is {number}; it must be a finite number"
 
     @property
     def action(self) -> str:
@@ -98,42 +94,42 @@ class Edit:
 
     @property
     def target(self) -> str:
-        """The memories' names, or the layer's, in short."""
+        """The names of the memories (at most three), or the name of the layer or expert."""
         if self.layer is not None or self.expert is not None:
             return str(self.expert or ExpertId(self.layer or 0))
         more = f" and {len(self.memories) - 3} more" if len(self.memories) > 3 else ""
         return ", ".join(str(memory) for memory in self.memories[:3]) + more
 
     def __str__(self) -> str:
-        """The text that `parse` takes, for an edit of one memory or layer at all positions."""
+        """Return the edit as text. `parse` reads it if the edit has one target and no positions."""
         amount = f"x{_digits(self.factor)}" if self.factor is not None else _digits(self.coefficient or 0.0)
         at = "" if self.positions is None else f" at {', '.join(map(str, self.positions))}"
         return f"{self.target}={amount}{at}"
 
     @classmethod
     def parse(cls, text: str, positions: Iterable[int] | None = None) -> Edit:
-        """`L3N51=0` silences, `=3.5` sets, `=x2` scales; `L3=...` means a whole layer, `L3E5=...` an expert."""
+        """Read an edit: `L3N51=0` silences, `=3.5` sets, `=x2` scales. `L3=` means a whole layer, `L3E5=` an expert."""
         target, equals, amount = text.partition("=")
         if not equals:
-            raise SettingError(f"'{text}' changes nothing; {_HOW}")
+            raise SettingError(f"the edit '{text}' has no '='; {_HOW}")
         whole, expert = _LAYER.fullmatch(target.strip()), ExpertId.find(target)
-        named: dict[str, Any] = {"layer": int(whole[1])} if whole else {"expert": expert} if expert else {}
-        named = named or {"memories": (MemoryId.parse(target),)}
+        unit: dict[str, Any] = {"layer": int(whole[1])} if whole else {"expert": expert} if expert else {}
+        unit = unit or {"memories": (MemoryId.parse(target),)}
         amount = amount.strip()
         scales = amount[:1] in ("x", "X")
         try:
-            if "_" in amount or not amount.isascii():  # Python would read 1_0 as 10, and digits of every script
+            if "_" in amount or not amount.isascii():  # float() accepts 1_0 and the digits of every script
                 raise ValueError
             number = float(amount[1:] if scales else amount)
         except ValueError:
-            raise SettingError(f"'{text}' has no number after =; {_HOW}") from None
+            raise SettingError(f"the edit '{text}' has no number after '='; {_HOW}") from None
         at: Any = positions
         if scales:
-            return cls(**named, factor=number, positions=at)
-        return cls(**named, coefficient=None if number == 0 else number, positions=at)
+            return cls(**unit, factor=number, positions=at)
+        return cls(**unit, coefficient=None if number == 0 else number, positions=at)
 
     def check(self, model: MemoryModel) -> None:
-        """Refuse layers and memories that the model does not have."""
+        """Raise UnknownName if the model does not have a layer, expert or memory of the edit."""
         if self.layer is not None:
             check_layer(model, self.layer)
         if self.expert is not None:
@@ -143,7 +139,7 @@ class Edit:
             check_memory(model, memory)
 
     def to_json(self) -> dict[str, Any]:
-        """The edit as plain data."""
+        """Return the edit as plain data."""
         content: dict[str, Any] = {"action": self.action}
         unit = _ACTIONS[self.action]
         if unit is not None:
@@ -181,7 +177,7 @@ class _EditDocument(msgspec.Struct, forbid_unknown_fields=True):
         positions: Any = None if self.positions == "all" else self.positions
         edit = Edit(memories, self.layer, self.coefficient, self.factor, positions, _expert_of(self.expert))
         if edit.action != self.action:
-            raise SettingError(f"the action is '{self.action}', but the numbers {edit.action} {edit.target}")
+            raise SettingError(f"action '{self.action}' does not fit its numbers, which {edit.action} {edit.target}")
         return edit
 
 
@@ -197,47 +193,48 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Intervention:
-    """Edits, one after another, and the model they are meant for (None for any that has such memories).
+    """Edits in order, and the model that they are bound to.
 
     Intervention.parse("L3N51=0", "L4=x2").save("edits.json", model); Intervention.load("edits.json")
     """
 
-    edits: tuple[Edit, ...]  # also taken: one edit, and edits in words
-    model: str = ""  # its name, for people
-    fingerprint: str | None = None
-    dtype: str | None = None  # of the model, which the fingerprint depends on
+    edits: tuple[Edit, ...]  # the constructor also accepts one edit, and edits as text
+    model: str = ""  # the model's name, for messages
+    fingerprint: str | None = None  # None: not bound to a model
+    dtype: str | None = None  # of the model; the fingerprint depends on it
 
     def __post_init__(self) -> None:
-        given: Any = self.edits
-        several = [given] if isinstance(given, (Edit, str)) else given
-        edits = tuple(edit if isinstance(edit, Edit) else Edit.parse(edit) for edit in several)
-        object.__setattr__(self, "edits", edits)  # frozen for everybody else
+        edits: Any = [self.edits] if isinstance(self.edits, (Edit, str)) else self.edits
+        edits = tuple(edit if isinstance(edit, Edit) else Edit.parse(edit) for edit in edits)
+        object.__setattr__(self, "edits", edits)  # the dataclass is frozen
 
     @classmethod
     def parse(cls, *texts: str, positions: Sequence[int] | None = None) -> Intervention:
-        """An edit written as `L3N51=0` and the like."""
-        at = None if positions is None else tuple(positions)  # read for every text
+        """Read edits such as `L3N51=0`. All get the same positions."""
+        at = None if positions is None else tuple(positions)  # `positions` may be an iterator
         return cls(tuple(Edit.parse(text, at) for text in texts))
 
     @classmethod
     def of(cls, given: Intervention | Edit | str | Iterable[Edit | str]) -> Intervention:
-        """An intervention as it is, or made of edits, each an Edit or a text like `L3N51=0`."""
+        """Return an Intervention unchanged, or make one from edits, each an Edit or a text such as `L3N51=0`."""
         edits: Any = given
         return edits if isinstance(edits, Intervention) else cls(edits)
 
     def __add__(self, other: Intervention | Edit | str | Iterable[Edit | str]) -> Intervention:
-        """The edits of both; meant for the model of the one that says which."""
+        """Join the edits of both. Raises ModelError if they are bound to different models."""
         other = Intervention.of(other)
         if None not in (self.fingerprint, other.fingerprint) and self.fingerprint != other.fingerprint:
-            raise ModelError(f"one intervention is for {self.model}, the other for {other.model}; use them one by one")
-        known = self if self.fingerprint is not None else other
-        return replace(known, edits=(*self.edits, *other.edits))
+            raise ModelError(
+                f"one intervention is for {self.model}, the other for {other.model}; apply them separately"
+            )
+        bound = self if self.fingerprint is not None else other
+        return replace(bound, edits=(*self.edits, *other.edits))
 
     def __str__(self) -> str:
         return "; ".join(str(edit) for edit in self.edits)
 
     def check(self, model: MemoryModel, fingerprint: str | None = None) -> None:
-        """Refuse a model that this is not meant for, or that lacks the memories; `fingerprint`: its, where known."""
+        """Raise if this is bound to another model or the model lacks a memory. Computes `fingerprint` if not given."""
         if self.fingerprint is not None and self.fingerprint != (fingerprint or model.fingerprint()):
             raise ModelError(self._why_not(model))
         for edit in self.edits:
@@ -247,14 +244,14 @@ class Intervention:
         dtype = _dtype_of(model)
         if self.dtype is not None and self.dtype != dtype:
             return (
-                f"the intervention is for {self.model} in {self.dtype}, and {model.name} is in {dtype} here, so the "
-                f"two cannot be compared; load the model in {self.dtype} (--dtype {self.dtype})"
+                f"the intervention is for {self.model} in {self.dtype}, but {model.name} is loaded in {dtype}; "
+                f"load the model in {self.dtype} (--dtype {self.dtype})"
             )
-        meant = f" but for {self.model}" if self.model != model.name else ""
-        return f"the intervention is not for {model.name}{meant} (the fingerprint differs); use it with its own model"
+        other = f" but for {self.model}" if self.model != model.name else ""
+        return f"the intervention is not for {model.name}{other} (the fingerprint differs); use it with its own model"
 
     def meant_for(self, model: Source) -> Intervention:
-        """The same, bound to this model."""
+        """Return the same edits, bound to this model."""
         from memlens.tracer.prompt import open_model
 
         loaded, _ = open_model(model)
@@ -263,11 +260,11 @@ class Intervention:
         return replace(self, model=loaded.name, fingerprint=fingerprint, dtype=_dtype_of(loaded))
 
     def for_any(self) -> Intervention:
-        """The same, for any model that has such memories: no fingerprints, which take a while for a large model."""
+        """Return the same edits, not bound to a model. Saves computing the fingerprint of a large model."""
         return Intervention(self.edits)
 
     def to_json(self) -> dict[str, Any]:
-        """The document, which `from_json` reads."""
+        """Return the document that `from_json` reads."""
         model = {"name": self.model, "fingerprint": self.fingerprint, "dtype": self.dtype}
         return {
             "kind": KIND,
@@ -279,7 +276,7 @@ class Intervention:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
-        """The schema of an intervention in answers of the workbench, where it is its document."""
+        """Describe an intervention in the workbench's JSON by its document."""
         from pydantic_core import core_schema
 
         document = core_schema.plain_serializer_function_ser_schema(
@@ -300,7 +297,13 @@ class Intervention:
         return cls(edits, document.model.name, document.model.fingerprint, document.model.dtype)
 
     def save(self, path: str | os.PathLike[str], model: Source | None = None, *, force: bool = False) -> None:
-        """Write the document, bound to the model; as it is where none is given. `force`: also over another file."""
+        """Write the document.
+
+        Args:
+            path: The file.
+            model: Bind the intervention to this model first; None writes it as it is.
+            force: Overwrite the file even if it is not an intervention.
+        """
         refuse_output(Path(path), is_intervention, force=force)
         bound = self if model is None else self.meant_for(model)
         content = json.dumps(bound.to_json(), indent=1, allow_nan=False) + "\n"
@@ -313,69 +316,68 @@ class Intervention:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Intervention:
-        """Read a document; `check` says whether it suits a model."""
+        """Read a document. Call `check` to see whether it fits a model."""
         try:
             return cls.from_json(json.loads(read_limited(Path(path), _FILE_LIMIT).decode("utf-8-sig")))
         except FilesError as error:
             why = getattr(error.__cause__, "strerror", None) or error
-            raise SettingError(f"{path} cannot be read ({why}); name an intervention's file") from error
+            raise SettingError(f"{path} cannot be read ({why}); name the file of an intervention") from error
         except (SettingError, UnknownName) as error:
             raise type(error)(f"{path}: {error}") from error
         except (ValueError, RecursionError) as error:
-            advice = "name a file that `memlens trace --save` made"
+            advice = "name a file written by `memlens trace --save`"
             raise SettingError(f"{path} is not a JSON document; {advice}") from error
 
 
 def is_intervention(head: bytes) -> bool:
-    """Does a file begin as `save` writes it?"""
+    """Return True if a file that begins with `head` was written by `Intervention.save`."""
     return head.lstrip().startswith(f'{{\n "kind": "{KIND}"'.encode())
 
 
 def check_layer(model: MemoryModel, layer: int, name: str = "") -> None:
-    """Refuse a layer that the model does not have; `name`: what of it was asked for."""
+    """Raise UnknownName if the model does not have the layer. `name` is what the message calls missing."""
     if not 0 <= layer < len(model.layers):
         missing = name or f"layer {layer}"
         raise UnknownName(f"{missing} does not exist: {model.name} has layers 0 to {len(model.layers) - 1}")
 
 
 def check_memory(model: MemoryModel, memory: MemoryId) -> None:
-    """Refuse a memory that the model does not have."""
+    """Raise UnknownName if the model does not have the memory."""
     check_layer(model, memory.layer, str(memory))
     model.names.number(memory)
 
 
-def memories_of(given: str | MemoryId | Iterable[str | MemoryId]) -> tuple[MemoryId, ...]:
-    """One memory or several, by name or not."""
-    several = [given] if isinstance(given, (str, MemoryId)) else given
-    return tuple(MemoryId.parse(memory) if isinstance(memory, str) else memory for memory in several)
+def memories_of(memories: str | MemoryId | Iterable[str | MemoryId]) -> tuple[MemoryId, ...]:
+    """Return one or several memories, given by name or id, as a tuple of ids."""
+    names = [memories] if isinstance(memories, (str, MemoryId)) else memories
+    return tuple(MemoryId.parse(memory) if isinstance(memory, str) else memory for memory in names)
 
 
-def _expert_of(given: Any) -> ExpertId | None:
-    """An expert, by name or not."""
-    if given is None or isinstance(given, ExpertId):
-        return given
-    expert = ExpertId.find(given)
+def _expert_of(name: Any) -> ExpertId | None:
+    if name is None or isinstance(name, ExpertId):
+        return name
+    expert = ExpertId.find(name)
     if expert is None:
-        raise UnknownName(f"'{given}' is not an expert's name; write layer and expert like L3E5, both from 0")
+        raise UnknownName(f"'{name}' is not the name of an expert; write layer and expert as in L3E5, both from 0")
     return expert
 
 
-def is_whole(given: Any) -> bool:
-    """A whole number of any kind, numpy's as well; True is none."""
-    return isinstance(given, Integral) and not isinstance(given, bool)
+def is_whole(number: Any) -> bool:
+    """Return True for an integer, including numpy's, but not for a bool."""
+    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 def short(content: Any) -> str:
-    """A few characters of whatever was given, for a message."""
+    """Return at most 40 characters of a value's repr, for an error message."""
     try:
         text = repr(content)
-    except (RecursionError, ValueError):  # nested too deeply, or a number of too many digits
-        return f"something of kind {type(content).__name__}"
+    except (RecursionError, ValueError):  # nested too deeply, or an integer with too many digits
+        return f"a value of type {type(content).__name__}"
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
 def _digits(number: float) -> str:
-    """Format a number with as few digits as people write, or with all that are needed to read the same number again."""
+    """Format a number with the fewest digits that read back as the same number."""
     return f"{number:g}" if float(f"{number:g}") == number else repr(number)
 
 

@@ -1,7 +1,8 @@
-"""The edge of the tracer: the model, prompt, position and token that a person names, refused here if they cannot be.
+"""Check the arguments of live commands: model, prompt, position, token and counts.
 
-Positions count the prompt's own tokens from 0, BOS not counted; from the end they are negative, -1 the last one. BOS is
-fed exactly when the checkpoint's own tokenizer puts it before a text.
+Attention is causal: tokens after the traced position have no effect and are not fed. Positions count the prompt's
+tokens from 0 without BOS. Negative positions count from the end; -1 is the last token. BOS
+is fed exactly if the checkpoint's tokenizer puts it before a text.
 """
 
 import math
@@ -22,34 +23,34 @@ from memlens.settings import HUB
 from memlens.tracer.intervention import short
 from memlens.tracer.result import check_index
 
-_MOST = 1000  # tokens or memories in one list
+_MOST = 1000  # the longest list of tokens or memories
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text's own tokens, and the BOS token that is fed before them, if one is."""
+    """The tokens of a text, and the BOS token that is fed before them, if any."""
 
     text: str
     tokens: tuple[int, ...]
     bos: int | None
-    ends: tuple[int, ...] = ()  # where in the text each token ends
+    ends: tuple[int, ...] = ()  # character offsets in the text at which the tokens end
 
     def until(self, position: int) -> str:
-        """The text up to a position, its token included."""
+        """Return the text up to and including the token at a position."""
         return self.text[: self.ends[position]] if self.ends else self.text
 
     @property
     def shift(self) -> int:
-        """The index of the prompt's own position 0 among the tokens that are fed."""
+        """The index of position 0 in the fed tensor: 1 with BOS, else 0."""
         return 0 if self.bos is None else 1
 
     def fed(self, position: int | None = None) -> Tensor:
-        """[1, pos]: what the model is fed, up to a position or whole; attention is causal, so no more is needed."""
+        """Return the tensor [1, pos] that is fed, up to a position or in full."""
         tokens = self.tokens if position is None else self.tokens[: position + 1]
         return torch.tensor([[*([] if self.bos is None else [self.bos]), *tokens]])
 
     def place(self, position: int) -> int:
-        """A position from 0, also for one that was given from the end."""
+        """Return a position as a number from 0. Raises SettingError if the prompt does not have it."""
         count = len(self.tokens)
         if not -count <= position < count:
             advice = f"give 0 to {count - 1}, or -1 for the last"
@@ -58,32 +59,35 @@ class Prompt:
 
 
 def read_prompt(model: MemoryModel, text: str, room: int = 0) -> Prompt:
-    """The prompt for a model, refused if it is empty or leaves less than `room` of the model's context."""
+    """Tokenize a prompt. Raises SettingError if it is empty or leaves fewer than `room` tokens of context."""
     tokenizer = model.tokenizer
     try:
         encoded = tokenizer.encode([text])[0]
     except CorpusError as error:
         if isinstance(error.__cause__, TypeError | UnicodeError):
             raise SettingError(f"the prompt {short(text)} is not valid Unicode; write it in UTF-8") from error
-        raise  # the tokenizer itself failed
+        raise  # the tokenizer failed for another reason
     tokens = tuple(encoded.ids)
     if not tokens:
         raise SettingError(f"the prompt {text[:40]!r} has no tokens; give at least one word")
     if max(tokens) >= model.vocabulary:
-        raise ModelError(f"{model.name} has {model.vocabulary} tokens but its tokenizer made token {max(tokens)}")
+        raise ModelError(
+            f"the tokenizer produced token {max(tokens)}, but {model.name} has only {model.vocabulary} tokens; "
+            "use the tokenizer of this model"
+        )
     prompt = Prompt(text, tokens, tokenizer.bos if tokenizer.adds_bos else None, tuple(encoded.ends))
     needed = len(tokens) + prompt.shift + room
     if model.context is not None and needed > model.context:
-        further = f" and {room} more" if room else ""
+        continuation = f" and {room} new ones" if room else ""
         raise SettingError(
-            f"the prompt's {needed - room} tokens{further} are more than {model.name} reads at once "
-            f"({model.context}); shorten it"
+            f"the prompt's {needed - room} tokens{continuation} exceed the context of {model.name} "
+            f"({model.context} tokens); shorten the prompt"
         )
     return prompt
 
 
 def read_token(model: MemoryModel, token: str | int) -> int:
-    """A token by its text or number, refused if the model has none such."""
+    """Return the id of a token, given as text or number. Raises UnknownName if the model does not have it."""
     if isinstance(token, str):
         token = model.tokenizer.id_of(token)
     if not 0 <= token < model.vocabulary:
@@ -92,25 +96,28 @@ def read_token(model: MemoryModel, token: str | int) -> int:
 
 
 def check_top(top: int) -> int:
+    """Return the length of a list. Raises SettingError if it is out of range."""
     if not 1 <= top <= _MOST:
         raise SettingError(f"--top is {top}; it must be 1 or more, and at most {_MOST}")
     return int(top)
 
 
-def check_count(count: int, what: str) -> int:
+def check_count(count: int, name: str) -> int:
+    """Return a count. Raises SettingError if it is below 1."""
     if count < 1:
-        raise SettingError(f"{count} {what}; ask for 1 or more")
+        raise SettingError(f"{name} is {count}; it must be 1 or more")
     return int(count)
 
 
 def check_number(number: float, name: str) -> float:
+    """Return a number as a float. Raises SettingError if it is NaN or infinite."""
     if not math.isfinite(number):
         raise SettingError(f"{name} is {number}; it must be a finite number")
     return float(number)
 
 
 Source = MemoryModel | Index | str | os.PathLike[str]
-"""MODEL or INDEX: a MemoryModel, a name or folder of a model, an Index or its folder."""
+"""A MemoryModel, the name or folder of a model, an Index, or the folder of an index."""
 
 
 def open_model(
@@ -121,18 +128,29 @@ def open_model(
     device: str = "auto",
     dtype: str | None = None,
 ) -> tuple[MemoryModel, Index | None]:
-    """The model, and the index that names its memories: the one given, or the one that stands for the model.
+    """Load a model and open the index that describes its memories, if there is one.
 
-    `where`: the place of an index's model, if it has moved. `dtype` None: float32, or what the index was made in.
+    Args:
+        model: A model, or an index whose model is loaded.
+        index: An index of the model; None for none, or for `model` itself if it is an index.
+        where: The new location of an index's model, if it has moved.
+        device: The device.
+        dtype: The weight dtype; None for the index's dtype, or float32 without an index.
+
+    Raises:
+        SettingError: `where` or `dtype` does not apply.
+        ModelError: The index belongs to another model.
     """
     opened = None if index is None else open_index(index)
     own_index = _as_index(model)
     if own_index is None:
         if where is not None:
-            raise SettingError(f"--model says where an index's model is, but {model} is not an index; leave it out")
+            raise SettingError(
+                f"--model gives the location of an index's model, but {model} is not an index; leave it out"
+            )
         loaded = load(model, device=device, dtype=dtype or "float32")
     else:
-        _refuse_other_dtype(own_index, dtype)
+        _check_dtype(own_index, dtype)
         loaded = own_index.load_model(where, device=device)
     if opened is not None:
         check_index(loaded, opened)
@@ -148,14 +166,16 @@ def _as_index(model: Any) -> Index | None:
     try:
         is_here = bool(os.fspath(model)) and ((folder / MANIFEST).is_file() or (folder / PARTIAL).is_dir())
     except OSError as error:
-        raise ModelNotFound(f"{short(os.fspath(model))} cannot be a model or an index ({error.strerror})") from error
+        raise ModelNotFound(
+            f"{short(os.fspath(model))} is neither a model nor an index ({error.strerror}); check the path"
+        ) from error
     return Index(folder) if is_here or os.fspath(model).startswith(HUB) else None
 
 
-def _refuse_other_dtype(index: Index, dtype: str | None) -> None:
-    made_in = index.manifest.model.dtype
-    if dtype is not None and made_in is not None and dtype != made_in:
+def _check_dtype(index: Index, dtype: str | None) -> None:
+    scanned = index.manifest.model.dtype
+    if dtype is not None and scanned is not None and dtype != scanned:
         raise SettingError(
-            f"{index.folder} was made with the model in {made_in}, not {dtype}; leave --dtype out, "
+            f"{index.folder} was made with the model in {scanned}, not {dtype}; leave --dtype out, "
             "or trace the model without the index"
         )

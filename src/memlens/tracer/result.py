@@ -1,9 +1,9 @@
-"""The records of a trace, shown as tables in a notebook, and the names of the memories in them.
+"""Records of a trace with their HTML tables, and descriptions of the memories in them.
 
-Records are frozen data, the same in Python, in `--json` and in the workbench. A name is the tokens at both ends of
-a memory's value, and from an index also its best trigger and patterns. Tokens come from the index's values table as far
-as it was read through the model's own lens and from the values that the model has now; all others are read through the
-lens, in one product.
+Records are the same in Python, in `--json` and in the workbench. A memory is described by the top and bottom tokens of
+its value and, if there is an index, by its best trigger and its patterns. Tokens are looked up in the index's values
+table if it uses the model's default reading and the value has not been changed. All other values are read through the
+lens in one matrix product.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from memlens.memory import MemoryId
 from memlens.text import plain, tail, visible
 from memlens.tracer.intervention import Intervention
 
-if TYPE_CHECKING:  # the workbench describes its answers by these records, and looking at an index needs no torch
+if TYPE_CHECKING:  # the workbench uses these records for its schema, and lookups must not import torch
     from torch import Tensor
 
     from memlens.models.memory_model import MemoryModel
     from memlens.tracer.attribution import Attribution
 
-_TRIGGER_CHARACTERS = 60  # of a trigger's end; the whole is in the index
-_COMPARED = 16  # values by which an index of another model is recognised
-_SAME_NORM = 1e-4  # relative; a value that differs more is read anew
-_VALUES_AT_ONCE = 1024  # scores of thousands over a large vocabulary are gigabytes
+_TRIGGER_CHARACTERS = 60  # characters shown from the end of a trigger
+_COMPARED = 16  # values that are compared to recognize an index of another model
+_SAME_NORM = 1e-4  # relative tolerance; a value whose norm differs more has been changed
+_VALUES_AT_ONCE = 1024  # bounds the memory for scores over a large vocabulary
 
 
 @dataclass
 class Names:
-    """The names of one memory."""
+    """The description of one memory."""
 
     top: list[int] = field(default_factory=list)  # tokens that its value promotes, strongest first
     bottom: list[int] = field(default_factory=list)
-    triggers: dict[str, str] = field(default_factory=dict)  # end -> the best prefix's last words
-    patterns: tuple[str, ...] = ()  # of the triggers at the top; those at the bottom have none
+    triggers: dict[str, str] = field(default_factory=dict)  # end -> last characters of the best trigger
+    patterns: tuple[str, ...] = ()  # of the top triggers
 
     def for_sign(self, coefficient: float) -> Names:
-        """With a coefficient of this sign: the tokens it promotes, and the triggers of that end, are at the top."""
+        """Return the description for a coefficient of this sign. A negative coefficient swaps top and bottom."""
         if coefficient >= 0:
             return self
         swapped = {"bottom" if end == "top" else "top": text for end, text in self.triggers.items()}
@@ -50,25 +50,25 @@ class Names:
 
 
 def check_index(model: MemoryModel, index: Index) -> None:
-    """Refuse an index that cannot be of this model; fingerprints may differ, as while values are changed."""
+    """Raise ModelError if the index cannot belong to this model, allowing for a few changed values."""
     for why in _differences(model, index):
         raise ModelError(f"{index.folder} is not an index of {model.name}: {why}; load the model with the index")
 
 
 def _differences(model: MemoryModel, index: Index) -> Iterator[str]:
     for name in ("family", "width", "vocabulary"):
-        noted, here = getattr(index.manifest.model, name), getattr(model, name)
-        if noted is not None and noted != here:
-            yield f"{name} {noted}, not {here}"
+        indexed, loaded = getattr(index.manifest.model, name), getattr(model, name)
+        if indexed is not None and indexed != loaded:
+            yield f"{name} {indexed}, not {loaded}"
     for layer in index.layers:
         if layer >= len(model.layers) or model.layers[layer].shape != index.names.layers[layer]:
             yield f"layer {layer} differs"
     if index.has("values") and not _has_values_of(index, model):
-        yield "its values are others"
+        yield "its values differ"
 
 
 def _has_values_of(index: Index, model: MemoryModel) -> bool:
-    """Do most of the first few values have the norms that the index lists, whatever dtype they were read in?"""
+    """Return True if at least half of the first values have the norms in the index, up to differences of dtype."""
     layer = index.layers[0]
     rows = index.sql("SELECT memory, norm FROM {values} WHERE layer = $1 AND memory < $2", [layer, _COMPARED])
     values = model.layers[layer].values_of([row["memory"] for row in rows])
@@ -79,12 +79,12 @@ def _has_values_of(index: Index, model: MemoryModel) -> bool:
 def name_memories(
     model: MemoryModel, memories: Sequence[MemoryId], top: int, index: Index | None
 ) -> dict[MemoryId, Names]:
-    """Names of the memories, with up to `top` tokens at each end."""
+    """Describe the memories, with up to `top` tokens at each end of their values."""
     names = {memory: Names() for memory in memories}
     listed: set[MemoryId] = set()
     if index is not None:
         scanned = [memory for memory in names if memory.layer in index.layers]
-        if _lists_as_read(index, model, top):
+        if _has_usable_lists(index, model, top):
             listed = _look_up_values_(names, scanned, top, index, model)
         _look_up_triggers_(names, scanned, index)
         if index.has("patterns"):
@@ -117,41 +117,41 @@ def _read_values_(names: dict[MemoryId, Names], memories: list[MemoryId], top: i
                 names[memory].top, names[memory].bottom = high, low
 
 
-def _lists_as_read(index: Index, model: MemoryModel, top: int) -> bool:
-    """Does the values table list enough tokens, read through the lens that effects are read through?"""
-    noted = index.manifest.values
-    is_enough = noted.top >= min(top, model.vocabulary)
-    is_as_read = noted.reading == model.lens.readings[0] and noted.vocabulary == "all"
-    return index.has("values") and is_enough and is_as_read
+def _has_usable_lists(index: Index, model: MemoryModel, top: int) -> bool:
+    """Return True if the values table lists enough tokens in the model's default reading."""
+    values = index.manifest.values
+    is_long_enough = values.top >= min(top, model.vocabulary)
+    is_same_reading = values.reading == model.lens.readings[0] and values.vocabulary == "all"
+    return index.has("values") and is_long_enough and is_same_reading
 
 
 def _look_up_values_(
     names: dict[MemoryId, Names], memories: list[MemoryId], top: int, index: Index, model: MemoryModel
 ) -> set[MemoryId]:
-    """The memories whose tokens were looked up: all but those whose value has changed, as within `trying`."""
+    """Look up tokens and return the memories that have them. Skips memories whose value was changed, as in `trying`."""
     columns = f"norm, tokens[:{top}] AS tokens, bottom_tokens[:{top}] AS bottom_tokens"
     values = {memory: rows[0] for memory, rows in index.rows_of("values", memories, columns).items() if rows}
     listed: set[MemoryId] = set()
     for layer in {memory.layer for memory in values}:
         rows = {memory: row for memory, row in values.items() if memory.layer == layer}
-        listed |= {memory for memory, is_same in zip(rows, _are_read_from(rows, layer, model), strict=True) if is_same}
+        listed |= {memory for memory, is_same in zip(rows, _are_unchanged(rows, layer, model), strict=True) if is_same}
     for memory in listed:
         names[memory].top, names[memory].bottom = values[memory]["tokens"], values[memory]["bottom_tokens"]
     return listed
 
 
-def _are_read_from(rows: dict[MemoryId, dict[str, Any]], layer: int, model: MemoryModel) -> list[bool]:
-    """Has each value the norm in the table, and does it score the table's first token at least as high as the last?"""
+def _are_unchanged(rows: dict[MemoryId, dict[str, Any]], layer: int, model: MemoryModel) -> list[bool]:
+    """Return whether each value has its row's norm and still scores the row's top token above the bottom one."""
     import torch
 
     values = model.layers[layer].values_of([model.names.number(memory) for memory in rows])
     ends = torch.tensor([[row["tokens"][0], row["bottom_tokens"][0]] for row in rows.values()], device=model.device)
     embedded = model.lens.logit_rows(ends.flatten()).unflatten(0, ends.shape)  # [memories, 2, d]
     scores = (embedded * model.lens.folded(values, layer)[:, None]).sum(-1).tolist()
-    noted = [row["norm"] for row in rows.values()]
+    norms = [row["norm"] for row in rows.values()]
     return [
         high >= low and _has_norm(value, norm, _SAME_NORM)
-        for (high, low), value, norm in zip(scores, values, noted, strict=True)
+        for (high, low), value, norm in zip(scores, values, norms, strict=True)
     ]
 
 
@@ -181,31 +181,31 @@ class Token:
 
 @dataclass(frozen=True)
 class TokenShare(Token):
-    """A token and how likely it is in some distribution."""
+    """A token with its probability."""
 
     p: float
 
 
 @dataclass(frozen=True)
 class TracedMemory:
-    """A memory that fired at the traced position.
+    """A memory that was active at the traced position.
 
-    `promotes` and `demotes` are what it really did: where the coefficient is negative the value's ends are swapped.
+    `promotes` and `demotes` take the sign into account: a negative coefficient swaps the ends of the value.
     """
 
     memory: MemoryId
     coefficient: float
-    effect: float  # what it added to the traced token's logit, the final norm's scale taken as it was
+    effect: float  # its term of the traced token's logit, with the scale of the final norm frozen
     size: float  # |m| * ||v||
     promotes: tuple[Token, ...]
     demotes: tuple[Token, ...]
-    trigger: str | None = None  # the prefix that drives it furthest to this side, from the index
-    patterns: tuple[str, ...] = ()  # what its top triggers have in common, from the index; none if it is negative here
+    trigger: str | None = None  # the best trigger for this sign, from the index
+    patterns: tuple[str, ...] = ()  # of its top triggers, from the index; empty for a negative coefficient
 
 
 @dataclass(frozen=True)
 class TextCoefficients:
-    """A text, token by token, with one memory's coefficient at each."""
+    """The coefficient of one memory at every token of a text."""
 
     memory: MemoryId
     tokens: tuple[str, ...]
@@ -214,24 +214,24 @@ class TextCoefficients:
 
 @dataclass(frozen=True)
 class FiringHit(MemoryHit):
-    """A memory that fires on the text, where it does so furthest in its range."""
+    """A memory that is active on the text, at the position where its relative coefficient is largest."""
 
     coefficient: float
     position: int
     token: str
-    relative: float  # 1: as strong as the strongest prefix of the scan
-    effect: float  # on the logit of the token that is predicted after the text
+    relative: float  # coefficient divided by the largest of the scan with the same sign
+    effect: float  # on the logit of the predicted token
 
 
 @dataclass(frozen=True)
 class FiringResult:
-    """The memories that fire most on a text."""
+    """The memories that are most active on a text."""
 
     text: str
     tokens: tuple[str, ...]
-    prediction: Token  # after the text; whose logit effects are on
+    prediction: Token  # the predicted next token; effects are on its logit
     order: str
-    total: int  # memories that fire at all
+    total: int  # number of active memories
     found: tuple[FiringHit, ...]
 
     @property
@@ -241,64 +241,65 @@ class FiringResult:
 
 @dataclass(frozen=True)
 class LayerTrace:
-    """One layer at the traced position. r, y and o are read as the model would read its last state."""
+    """One layer at the traced position. r and o are read through the final norm, y is read as values are."""
 
     layer: int
     residual: tuple[TokenShare, ...]  # top tokens of r
-    ffn: tuple[TokenShare, ...]  # of y, read as values are: a sum of them
-    output: tuple[TokenShare, ...]  # of o
+    ffn: tuple[TokenShare, ...]  # top tokens of y
+    output: tuple[TokenShare, ...]  # top tokens of o
     p: float  # of the traced token in o
-    case: str  # of Fig 11
-    by_effect: tuple[TracedMemory, ...]  # largest |effect| first; none that did not fire
-    by_size: tuple[TracedMemory, ...]  # largest |m| * ||v|| first
-    attention: float  # what attention added to the traced token's logit, its biases included
-    memories: float  # what all memories together added
-    bias: float  # what the block's own biases added
+    case: str  # of Figure 11
+    by_effect: tuple[TracedMemory, ...]  # active memories, largest |effect| first
+    by_size: tuple[TracedMemory, ...]  # active memories, largest |m| * ||v|| first
+    attention: float  # term of attention, with its biases, in the traced token's logit
+    memories: float  # term of all memories
+    bias: float  # term of the block's biases
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One position of one prompt, and where the logit of one token at it came from.
+    """One position of a prompt, with the logit of one token as a sum of parts.
 
-    The logit is a plain model's own, before any soft-capping. Of an adaptive softmax it is the word's score and, for a
-    word of a rarer band, that of the band's class as well: log p but for the normalisers of the head and of the band.
+    The logit is the model's, before any soft-capping. For an adaptive softmax it is the word's score, plus the score of
+    the word's cluster if it is not in the head. This is log p without the normalizers of head and cluster.
     """
 
     model: str
     prompt: str
     prefix: tuple[Token, ...]  # the prompt's tokens up to the traced position
     position: int
-    token: TokenShare  # the traced token, as likely as the model takes it to be
-    rank: int  # 1 + tokens that are more likely
-    prediction: TokenShare  # the token that the model takes to be most likely
+    token: TokenShare  # the traced token
+    rank: int  # 1 + number of tokens that are more likely
+    prediction: TokenShare  # the most likely token
     settled: int  # the first layer from which top(o) stays the prediction
-    logit: float  # of the traced token, less that of `against`
-    parts: dict[str, float]  # embedding, attention, memories, block biases, output biases; sums to the logit
-    embedding: float  # what the input embedding added to the logit
-    constant: float  # biases of the final norm and of the output embedding
+    logit: float  # of the traced token, minus that of `against`
+    parts: dict[str, float]  # embedding, attention, memories, block biases, output biases; they sum to the logit
+    embedding: float  # term of the input embedding
+    constant: float  # term of the biases of the final norm and output embedding
     layers: tuple[LayerTrace, ...]
     text: str = ""  # the prompt up to the traced position
-    logit_is: str = PLAIN_LOGIT  # what the parts sum to: not the same for every kind of output embedding
-    against: TokenShare | None = None  # the other token, where the difference of two logits is taken apart
+    logit_is: str = PLAIN_LOGIT  # what the parts sum to; depends on the kind of output embedding
+    against: TokenShare | None = None  # the second token, if the parts sum to a difference of two logits
 
     @property
     def is_plain_logit(self) -> bool:
+        """True if the parts sum to the model's own logit."""
         return self.logit_is == PLAIN_LOGIT
 
     @property
     def logit_name(self) -> str:
-        """One word for it: only what the model itself compares between all tokens is a logit."""
+        """The word for `logit`: "score" if the model does not compare this number between all tokens."""
         word = "logit" if self.logit_is.startswith(PLAIN_LOGIT) else "score"
         return word if self.against is None else f"{word} difference"
 
     @property
     def memories(self) -> tuple[TracedMemory, ...]:
-        """The memories of all layers that did most to the traced token's logit, largest |effect| first."""
+        """The listed memories of all layers, largest |effect| on the traced token's logit first."""
         listed = [memory for layer in self.layers for memory in layer.by_effect]
         return tuple(sorted(listed, key=lambda memory: (-abs(memory.effect), memory.memory)))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, for json.dumps."""
+        """Return plain data for json.dumps."""
         return plain(self)
 
     def __repr__(self) -> str:
@@ -313,7 +314,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class InterventionEffect:
-    """The same position of the same prompt, without and with the edits; both traces follow the same token."""
+    """Traces of one position without and with edits. Both follow the same token."""
 
     intervention: Intervention
     before: Trace
@@ -322,7 +323,7 @@ class InterventionEffect:
     changes_prediction: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, for json.dumps."""
+        """Return plain data for json.dumps."""
         return plain(self)
 
     def __repr__(self) -> str:
@@ -338,16 +339,16 @@ class InterventionEffect:
 
 
 _TOKENS, _MEMORIES, _TEXT = 3, 3, 60
-# isolated, so that a sign that turns writing round does not reach beyond its own text
+# isolate: a character that reverses the direction of writing must not affect the text around it
 _CODE = '<code style="white-space:pre;unicode-bidi:isolate">{}</code>'
-# a caption would be broken to the width of its table, and some of these tables are narrow
+# not a <caption>: it would wrap at the width of the table, which may be narrow
 _TABLE = (
     '<div style="margin:0.5em 0">{}</div><table style="text-align:left;border-spacing:1em 0.2em"><tr>{}</tr>{}</table>'
 )
 
 
 def trace_html(trace: Trace) -> str:
-    """Layers down, tokens across, then the memories that mattered most."""
+    """Return a trace as HTML: a table of layers and a table of the memories with the largest effects."""
     rows = "".join(_layer(layer, layer.layer == trace.settled) for layer in trace.layers)
     parts = ", ".join(f"{name} {value:+.3f}" for name, value in trace.parts.items() if value != 0)
     caption = (
@@ -360,7 +361,7 @@ def trace_html(trace: Trace) -> str:
 
 
 def effect_html(effect: InterventionEffect) -> str:
-    """The top tokens before and after an intervention."""
+    """Return the top tokens before and after an intervention as an HTML table."""
     before, after = effect.before, effect.after
     shares = zip(before.layers[-1].output, after.layers[-1].output, strict=True)
     rows = "".join(f"<tr><td>{_share(left)}</td><td>{_share(right)}</td></tr>" for left, right in shares)
@@ -373,7 +374,7 @@ def effect_html(effect: InterventionEffect) -> str:
 
 
 def attribution_html(attribution: Attribution) -> str:
-    """The memories that an answer hangs on."""
+    """Return the memories with the largest effects as an HTML table."""
     rows = "".join(f"<tr><td>{memory}</td><td>{effect:+.4g}</td></tr>" for memory, effect in attribution.strongest())
     gap = f", largest gap of a layer {attribution.gap:+.2g}" if attribution.gaps else ""
     answer = f"{_code(attribution.token.text)} after {_prompt(attribution.prompt)}: p {attribution.p:.3g}"
@@ -420,7 +421,7 @@ def _share(share: TokenShare) -> str:
 
 
 def _hover(memory: TracedMemory) -> str:
-    """The tooltip of a memory's name: what it did."""
+    """Return the tooltip of a memory."""
     known = f"{_known(memory)}; " if _known(memory) else ""
     words = ", ".join(repr(visible(token.text)) for token in memory.promotes[:_TOKENS])
     return escape(f"{known}m {memory.coefficient:.3g}; promotes {words}")
@@ -435,5 +436,5 @@ def _prompt(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """A text with its own spaces kept and its line breaks visible."""
+    """Return a text as an HTML code element that keeps spaces and shows line breaks."""
     return _CODE.format(escape(visible(text)))

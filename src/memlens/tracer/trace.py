@@ -1,12 +1,13 @@
-"""trace(): one forward pass over a prompt, and what every layer did at one position of it.
+"""trace(): run a prompt once and show what every layer does at one position.
 
-r, y and o of every layer are read as distributions over the vocabulary, all in one product with the output embedding.
-The effect of memory i on the logit of token t is
+r, y and o of every layer are read as distributions over the vocabulary in one product with the output embedding. The
+effect of memory i on the logit of token t is
 
-    effect_i = m_i v_i . d_t,    d_t the direction in which the logit of t grows, with the final norm's scale frozen,
+    effect_i = m_i v_i . d_t
 
-so all effects of a layer are one product, nothing is run again, and the parts sum to the logit (models/decompose.py).
-An intervention edits the model by hooks: a trace within one shows the edited model.
+where d_t is the direction in which the logit of t grows, with the scale of the final norm frozen. So the effects of a
+layer are one matrix product, and all parts sum to the logit (models/decompose.py). Interventions edit the model through
+hooks: a trace inside an intervention shows the edited model.
 """
 
 import math
@@ -33,21 +34,24 @@ from memlens.vocab.kernels import Ends, FloatArray, Softmax, find_ends, read_sof
 
 @dataclass(frozen=True, eq=False)
 class Readings:
-    """The distributions of n states or additions to the stream."""
+    """Distributions over the vocabulary of n vectors of the stream."""
 
-    scores: NDArray[np.float32]  # [n, vocabulary], of states soft-capped where the model does that
+    scores: NDArray[np.float32]  # [n, vocabulary], after soft-capping if the model has it
     ends: Ends
     softmax: Softmax
 
     def top(self, row: int) -> int:
+        """Return the most likely token."""
         return int(self.ends.top[row, 0])
 
     def shares(self, row: int, token: Callable[[int], Token]) -> tuple[TokenShare, ...]:
+        """Return the top tokens with their probabilities."""
         p = self._p(row, self.ends.top_scores[row])
         ids = self.ends.top[row].tolist()
         return tuple(TokenShare(number, token(number).text, float(share)) for number, share in zip(ids, p, strict=True))
 
     def p(self, row: int, token: int) -> float:
+        """Return the probability of a token."""
         return float(self._p(row, self.scores[row, token : token + 1])[0])
 
     def _p(self, row: int, scores: FloatArray) -> NDArray[np.float64]:
@@ -56,41 +60,41 @@ class Readings:
         return probabilities
 
     def rank(self, row: int, token: int) -> int:
-        """1 + tokens with a strictly higher score."""
+        """Return 1 + the number of tokens with a strictly higher score."""
         return 1 + int((self.scores[row] > self.scores[row, token]).sum())
 
 
 def read_states(model: MemoryModel, states: Tensor, top: int) -> Readings:
-    """The distributions of states [n, d], with the top tokens of each."""
+    """Return the distributions of states [n, d] with the `top` most likely tokens of each."""
     return _read_scores(model, model.lens.capped(model.lens.state_logits(states)), top)
 
 
 def _read_scores(model: MemoryModel, logits: Tensor, top: int) -> Readings:
-    """The distributions of scores [n, vocabulary]."""
     scores = logits.to("cpu", torch.float32).contiguous().numpy()
-    refuse_overflow(model, logits)
+    check_finite(model, logits)
     with thread_pool() as pool:
         ends = find_ends(scores, min(top, scores.shape[1]), pool)
         return Readings(scores, ends, read_softmax(scores, ends, np.full(len(scores), -1), pool))
 
 
-def refuse_overflow(model: MemoryModel, scores: Tensor) -> None:
+def check_finite(model: MemoryModel, scores: Tensor) -> None:
+    """Raise ModelError if a score is NaN or infinite."""
     if not torch.isfinite(scores).all():
         raise ModelError(
-            f"a state of {model.name} has scores that are NaN or infinite; a coefficient or value is too large, "
-            "or the dtype too small: try float32"
+            f"{model.name} produced scores that are NaN or infinite; "
+            "use smaller coefficients or values, or --dtype float32"
         )
 
 
 def log_probabilities(model: MemoryModel, states: Tensor) -> Tensor:
-    """log p [n, vocabulary] in float64 of states [n, d], to be compared before and after a change."""
+    """Return log p [n, vocabulary] of states [n, d] in float64, for comparing distributions."""
     logits = model.lens.capped(model.lens.state_logits(states)).cpu().double()
-    refuse_overflow(model, logits)
+    check_finite(model, logits)
     return torch.log_softmax(logits, dim=-1)
 
 
 def divergence(before: Tensor, after: Tensor) -> Tensor:
-    """KL(before || after) in nats, [n], of log-probabilities [n, vocabulary]; never below 0."""
+    """Return KL(before || after) [n] in nats of log-probabilities [n, vocabulary]; never below 0."""
     terms = before.exp() * (before - after)
     return terms.sum(-1).clamp_min(0)
 
@@ -104,29 +108,34 @@ def trace(
     index: Index | str | os.PathLike[str] | None = None,
     against: str | int | None = None,
 ) -> Trace:
-    """Trace one position of a prompt: every layer's states and memories, and the parts of a token's logit.
+    """Trace one position of a prompt: the states and memories of every layer, and the parts of a token's logit.
 
         memlens.trace("gpt2", "The capital of France is").memories[0]
 
-    `model`: a model or an index, whose model is loaded. `token`: text or number of the token whose logit is taken
-    apart; None for the one the model predicts. `top`: how many tokens and how many memories per layer to list. `index`:
-    of this model; adds triggers and patterns. `against`: another token; what is taken apart is then the difference of
-    the two logits.
+    Args:
+        model: A model, whatever load() accepts, or an index.
+        prompt: The text.
+        position: The traced position, from 0 or negative from the end.
+        token: The token whose logit is split into parts, as text or number; None for the predicted one.
+        top: Number of tokens, and of memories per layer, to list.
+        index: An index of the model. It adds triggers and patterns of memories.
+        against: A second token. The parts then sum to the difference of the two logits.
+
+    Raises:
+        SettingError: The prompt, the position or `top` is not valid.
+        UnknownName: The model does not have the token.
     """
     check_top(top)
     loaded, opened = open_model(model, index)
-    read = read_prompt(loaded, prompt)
-    chosen, other = (None if word is None else read_token(loaded, word) for word in (token, against))
-    place = read.place(position)
-    return TracedPrompt.run(loaded, read, place).trace(place, chosen, other, top, opened)[0]
+    checked = read_prompt(loaded, prompt)
+    token_id, other_id = (None if word is None else read_token(loaded, word) for word in (token, against))
+    place = checked.place(position)
+    return TracedPrompt.run(loaded, checked, place).trace(place, token_id, other_id, top, opened)[0]
 
 
 @dataclass(frozen=True, eq=False)
 class TracedPrompt:
-    """A prompt that was run once; any position that was kept is traced, for any token, without another pass.
-
-    Run within an intervention, it is the edited model's.
-    """
+    """A prompt that was run once. Recorded positions can be traced for any token without another pass."""
 
     model: MemoryModel
     prompt: Prompt
@@ -135,7 +144,7 @@ class TracedPrompt:
 
     @classmethod
     def run(cls, model: MemoryModel, prompt: Prompt, position: int | None = None) -> "TracedPrompt":
-        """Keep one position, from 0, or all of them."""
+        """Run the prompt and record one position (from 0), or all positions if it is None."""
         fed = prompt.fed(position)
         begin = prompt.shift if position is None else fed.shape[1] - 1
         rows = torch.arange(begin, fed.shape[1])
@@ -144,7 +153,7 @@ class TracedPrompt:
     def trace(
         self, position: int, token: int | None, against: int | None, top: int, index: Index | None
     ) -> tuple[Trace, Tensor]:
-        """The trace of a position, and log p [vocabulary] float64 of the next token."""
+        """Return the trace of a position and log p [vocabulary] (float64) of its next token."""
         row = position - self.first
         tracer = _Tracer(self.model, self.prompt, position, self.positions[row : row + 1], top)
         log_p = torch.log_softmax(torch.from_numpy(tracer.readings.scores[-1]).double(), dim=-1)
@@ -152,9 +161,9 @@ class TracedPrompt:
 
     @cached_property
     def tops(self) -> list[list[tuple[int, float]]]:
-        """[layers][positions]: the top token of o and its probability."""
+        """The top token of o and its probability, as [layers][positions]."""
         by_layer = []
-        for layer in range(len(self.model.layers)):  # one at a time: a distribution is as wide as the vocabulary
+        for layer in range(len(self.model.layers)):  # one layer at a time, to bound memory
             readings = read_states(self.model, self.positions.o[layer], 1)
             tops = [readings.top(row) for row in range(len(self.positions))]
             by_layer.append([(token, readings.p(row, token)) for row, token in enumerate(tops)])
@@ -162,29 +171,29 @@ class TracedPrompt:
 
     @property
     def nbytes(self) -> int:
-        """The size of the states and coefficients that are kept."""
+        """The size of the recorded states and coefficients."""
         recorded = self.positions
         stores = (recorded.r, recorded.y, recorded.o, recorded.coefficients, recorded.weights)
         tensors = [recorded.embedding, *(tensor for store in stores for tensor in store.values())]
-        return sum(tensor.untyped_storage().nbytes() for tensor in tensors)  # a part of a tensor holds all of it
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors)  # a view keeps the whole tensor alive
 
 
 @dataclass(frozen=True, eq=False)
 class _LayerMemories:
-    """The memories of a layer that are shown."""
+    """The memories of a layer that are listed."""
 
-    by_effect: list[TracedMemory]  # without their names yet
+    by_effect: list[TracedMemory]  # tokens, triggers and patterns are filled in later
     by_size: list[TracedMemory]
-    total: float  # what all memories of the layer added
+    total: float  # term of all memories of the layer
 
 
 class _Tracer:
-    """One recorded position on its way to a Trace."""
+    """Builds the Trace of one recorded position."""
 
     def __init__(self, model: MemoryModel, prompt: Prompt, position: int, positions: PositionStates, top: int) -> None:
         self.model, self.prompt, self.position, self.positions, self.top = model, prompt, position, positions, top
         text: Callable[[int], str] = model.tokenizer.token_text
-        self.token = cache(lambda token: Token(token, text(token)))  # every token is looked up once
+        self.token = cache(lambda token: Token(token, text(token)))  # look up every token once
         self.count = len(model.layers)
         lens, layers = model.lens, range(self.count)
         states = [store[layer] for layer in layers for store in (positions.r, positions.o)]
@@ -237,7 +246,7 @@ class _Tracer:
         return TokenShare(token, self.token(token).text, self.readings.p(3 * self.count - 1, token))
 
     def _direction(self, token: int) -> tuple[Tensor, float]:
-        """The direction [1, d] in which the token's logit grows, and what is in the logit whatever the state is."""
+        """Return the direction [1, d] in which the token's logit grows, and the constant term of this logit."""
         row = torch.tensor([token], device=self.model.device)
         direction = self.accounting.direction(row, self.positions.o[self.count - 1])
         return direction, float(self.accounting.constant(row)[0])
@@ -302,5 +311,5 @@ class _Tracer:
 
 
 def _dot(part: Tensor, direction: Tensor) -> float:
-    """The logit's share of one part [1, d]; in float64, since large parts nearly cancel."""
+    """Return the term of one part [1, d] in the logit. Uses float64 because large parts nearly cancel."""
     return float((part.cpu().double() * direction.cpu().double()).sum())

@@ -1,11 +1,11 @@
-"""Values changed: tried and undone, measured for side effects on other prompts, saved as a new checkpoint.
+"""Change values: try and undo, measure side effects on other prompts, save a new checkpoint.
 
     change = ValueChange.towards(model, "L3N51", " Rome", 2.0)
     with trying(model, change): trace(model, prompt)
     side_effects(model, change, probes)
     save_changed(model, change, "edited-model")
 
-The weights are written in place and put back bit by bit, whatever happens within, so no weight is in memory twice.
+Weights are changed in place and restored bit by bit, also after an exception, so no weight is copied.
 """
 
 import os
@@ -31,7 +31,7 @@ from memlens.tracer.trace import divergence, log_probabilities
 
 @dataclass(frozen=True, eq=False)
 class ValueChange:
-    """A memory whose value becomes another.
+    """A new value for a memory.
 
     ValueChange.towards(model, "L3N51", " Rome", 2.0); ValueChange.replaced(model, "L3N51", [0.0] * model.width)
     """
@@ -45,26 +45,26 @@ class ValueChange:
 
     @classmethod
     def towards(cls, model: Source, memory: str | MemoryId, token: str | int, amount: float) -> "ValueChange":
-        """The value with `amount` times the token's direction added: a vector of length 1, see `token_direction`."""
+        """Add `amount` times the token's unit direction (see `token_direction`) to the value."""
         loaded, _ = open_model(model)
         name = memories_of(memory)[0]
         check_memory(loaded, name)
-        check_number(amount, f"the amount of a token's direction that is added to {name}")
+        check_number(amount, f"the amount for {name}")
         direction = token_direction(loaded, name, read_token(loaded, token))
-        change = cls(name, at_least_float32(_own_value(loaded, name)) + amount * direction)
+        change = cls(name, at_least_float32(_value_of(loaded, name)) + amount * direction)
         change.check(loaded)
         return change
 
     @classmethod
     def replaced(cls, model: Source, memory: str | MemoryId, value: Tensor | Sequence[float]) -> "ValueChange":
-        """Another value altogether, [d]."""
+        """Replace the value by another vector [d]."""
         loaded, _ = open_model(model)
         change = cls(memories_of(memory)[0], torch.as_tensor(value).detach().clone())
         change.check(loaded)
         return change
 
     def check(self, model: MemoryModel) -> None:
-        """Refuse a memory that the model does not have, and a value that it cannot hold."""
+        """Raise if the model lacks the memory, or the value has the wrong shape or is not finite in its dtype."""
         check_memory(model, self.memory)
         if tuple(self.value.shape) != (model.width,):
             shape = list(self.value.shape)
@@ -75,29 +75,33 @@ class ValueChange:
 
 
 def token_direction(model: MemoryModel, memory: MemoryId, token: int) -> Tensor:
-    """[d], of length 1: the direction of a value in which the token's score rises fastest, norms' gains counted in."""
+    """Return the unit vector [d] along which a value's score for the token rises fastest, with the gains of norms."""
     layer = model.layers[memory.layer]
     direction = model.lens.logit_rows(torch.tensor([token], device=model.device))[0]
     for norm, scale in ((model.lens.final_norm, layer.scale), (layer.post_norm, layer.group_named(memory.owner).scale)):
         direction = scaled(direction if norm is None else _through(norm, direction), scale)
     length = direction.norm()
     if not length > 0:
-        raise SettingError(f"token {token} has an output embedding of length 0, so it has no direction")
+        raise SettingError(f"the output embedding of token {token} is 0, so it has no direction; choose another token")
     return direction / length
 
 
 @contextmanager
 def trying(model: MemoryModel, changes: ValueChange | Iterable[ValueChange]) -> Iterator[None]:
-    """Inside the `with` the loaded model has the changed values; afterwards it has its own again, bit for bit.
+    """Change values of a loaded model inside the `with` block, and restore them bit by bit afterwards.
 
     with memlens.trying(model, change): memlens.trace(model, prompt)
+
+    Raises:
+        SettingError: The model is not loaded, or a value does not fit.
+        UnknownName: The model does not have a memory.
     """
     if not isinstance(model, MemoryModel):
-        raise SettingError(f"{short(model)} is not loaded, so nothing can be tried on it; use memlens.load() first")
-    several = _checked_changes(model, changes)
-    originals = {change.memory: _own_value(model, change.memory).clone() for change in several}
+        raise SettingError(f"{short(model)} is not a loaded model; load it with memlens.load() first")
+    checked = _check_changes(model, changes)
+    originals = {change.memory: _value_of(model, change.memory).clone() for change in checked}
     try:
-        for change in several:
+        for change in checked:
             _write_(model, change.memory, change.value)
         yield
     finally:
@@ -125,34 +129,41 @@ class SideEffect:
 def side_effects(
     model: Source, changes: ValueChange | Iterable[ValueChange], prompts: str | Iterable[str]
 ) -> list[SideEffect]:
-    """The effect of changed values on other prompts, the most affected first.
+    """Return the effect of changed values on other prompts, the most affected first.
 
     memlens.side_effects(model, change, ["The capital of Spain is", "Rain fell on"])
+
+    Raises:
+        SettingError: There are no prompts, or a value does not fit.
+        UnknownName: The model does not have a memory.
     """
     loaded, _ = open_model(model)
-    several = _checked_changes(loaded, changes)
+    checked = _check_changes(loaded, changes)
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     if not texts:
-        raise SettingError("no probe prompts were given; give some whose continuation should stay as it is")
+        raise SettingError("no prompts are given; give prompts whose prediction should not change")
     effects = []
     for prompt in [read_prompt(loaded, text) for text in texts]:
-        # one at a time: whole distributions of all positions are compared
+        # one prompt at a time: the distributions of all positions take much memory
         before = _all_positions(loaded, prompt)
-        with trying(loaded, several):
+        with trying(loaded, checked):
             after = _all_positions(loaded, prompt)
         effects.append(_side_effect(loaded, prompt, before, after))
     return sorted(effects, key=lambda effect: (-effect.kl, effect.prompt))
 
 
 def save_changed(model: Source, changes: ValueChange | Iterable[ValueChange], folder: str | os.PathLike[str]) -> Path:
-    """A new safetensors checkpoint with the changed values; the model itself stays as it is.
+    """Write a safetensors checkpoint with the changed values. The loaded model stays unchanged.
 
     memlens.save_changed(model, change, "edited-model")
+
+    Raises:
+        SettingError: The folder is not empty or cannot be written.
     """
     path = Path(folder)
     refuse_place(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise SettingError(f"{path} is there already and not an empty folder; choose another for the edited model")
+        raise SettingError(f"{path} exists and is not an empty folder; choose another folder for the edited model")
     loaded, _ = open_model(model)
     with trying(loaded, changes):
         try:
@@ -179,29 +190,29 @@ def _side_effect(model: MemoryModel, prompt: Prompt, before: Tensor, after: Tens
 
 
 def _all_positions(model: MemoryModel, prompt: Prompt) -> Tensor:
-    """log p [pos, vocabulary] at the prompt's own positions."""
+    """Return log p [pos, vocabulary] at the positions of the prompt."""
     return log_probabilities(model, model.run_body(prompt.fed())[0, prompt.shift :])
 
 
 def _through(norm: Norm, direction: Tensor) -> Tensor:
-    """The direction in front of a norm: its gain, then its centring, applied to the direction behind it."""
+    """Map a direction after a norm to the direction before it: apply the gain, then the centering."""
     direction = direction if norm.gain is None else direction * norm.gain
     return direction - direction.mean() if norm.centers else direction
 
 
-def _own_value(model: MemoryModel, memory: MemoryId) -> Tensor:
-    """[d], a view of the checkpoint's own parameter: what is written into it is what the network runs with."""
+def _value_of(model: MemoryModel, memory: MemoryId) -> Tensor:
+    """Return the value [d] as a view of the network's parameter, so that writing to it changes the network."""
     return model.layers[memory.layer].group_named(memory.owner).values[memory.memory]
 
 
 def _write_(model: MemoryModel, memory: MemoryId, value: Tensor) -> None:
     with torch.no_grad():
-        _own_value(model, memory).copy_(value)
+        _value_of(model, memory).copy_(value)
 
 
-def _checked_changes(model: MemoryModel, changes: ValueChange | Iterable[ValueChange]) -> list[ValueChange]:
-    """One change or several, each checked against the model."""
-    several = [changes] if isinstance(changes, ValueChange) else list(changes)
-    for change in several:
+def _check_changes(model: MemoryModel, changes: ValueChange | Iterable[ValueChange]) -> list[ValueChange]:
+    """Return one or several changes as a list. Raises if one does not fit the model."""
+    listed = [changes] if isinstance(changes, ValueChange) else list(changes)
+    for change in listed:
         change.check(model)
-    return several
+    return listed
