@@ -26,8 +26,8 @@ from rich.progress import track
 import memlens
 from memlens.models.memory_model import MemoryModel
 from memlens.probing.activations import encode_texts, read_activations
-from memlens.probing.fit import Columns, Division, fit_dense, fit_sparse, fit_words
-from memlens.probing.labels import LabelledTexts
+from memlens.probing.fit import Columns, Split, fit_dense, fit_sparse, fit_words
+from memlens.probing.labels import LabeledTexts
 from memlens.probing.probe import fitting
 from memlens.settings import ProbeSettings
 
@@ -49,7 +49,7 @@ def read_set_names(wheel: zipfile.ZipFile) -> list[str]:
     return [row["Dataset save name"] for row in rows if row["Data type"] == "Binary Classification"]
 
 
-def divide(rows: list[dict[str, str]]) -> Division:
+def divide(rows: list[dict[str, str]]) -> Split:
     """Draw balanced training and test texts from the first 5,000 rows, as sae-probes does."""
     rows = rows[:5000]
     classes = tuple(sorted({row["target"] for row in rows}))
@@ -62,19 +62,19 @@ def divide(rows: list[dict[str, str]]) -> Division:
     train = rng.permutation(np.concatenate([rows_of[:train_size] for rows_of in by_label]))
     test = np.concatenate([rows_of[train_size : train_size + test_size] for rows_of in by_label])
     selected = np.concatenate([train, test])
-    labels = LabelledTexts(tuple(rows[row]["prompt"] for row in selected), y[selected], classes)
-    return Division(labels, np.arange(len(train)), np.arange(len(train), len(selected)), SEED)
+    labels = LabeledTexts(tuple(rows[row]["prompt"] for row in selected), y[selected], classes)
+    return Split(labels, np.arange(len(train)), np.arange(len(train), len(selected)), SEED)
 
 
-def probe_set(model: MemoryModel, name: str, division: Division, layers: list[int]) -> Iterator[Row]:
+def probe_set(model: MemoryModel, name: str, division: Split, layers: list[int]) -> Iterator[Row]:
     """Yield one row per layer."""
     encoded, cut = encode_texts(model, division.labels.texts, MAX_LENGTH)
     with fitting():
-        words = fit_words(division, division.y).score.value
+        words = fit_words(division).score.value
     for layer, coefficients, states in read_activations(model, encoded, "last", layers):
         with fitting():
-            fits = fit_sparse(Columns.of(coefficients, division.train), division, SIZES, division.y)
-            residual = fit_dense(Columns.of(states, division.train), division, division.y)
+            fits = fit_sparse(Columns.of(coefficients, division.train), division, SIZES)
+            residual = fit_dense(Columns.of(states, division.train), division)
         scores = {f"k={k}": round(fit.score.value, 4) for k, fit in fits.items()}
         sizes = {"train": len(division.train), "test": len(division.test), "cut": cut}
         yield {"set": name, **sizes, "words": round(words, 4), "layer": layer, **scores} | {

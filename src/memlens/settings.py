@@ -289,7 +289,7 @@ class ProbeSettings(Settings):
     )
     top: int = option(20, "Memories of the best probe to list.", metavar="N", minimum=1, maximum=1000)
     shuffles: int = option(
-        20, "Label shuffles to estimate the score by chance.", metavar="N", minimum=0, maximum=10_000
+        20, "Permutations of the labels to estimate the score by chance.", metavar="N", minimum=0, maximum=10_000
     )
     seed: int = option(0, "Random seed for the train-test split.", metavar="N", minimum=0, maximum=MOST_SEED)
 

@@ -7,7 +7,7 @@ All intervals are 95%:
     mean                   Student below 30 observations, otherwise a studentized bootstrap
     median                 Hettmansperger and Sheather, https://doi.org/10.1016/0167-7152(86)90021-0
     weighted sum           Zou and Donner, https://doi.org/10.1002/sim.3095
-    area under the ROC     DeLong et al., https://doi.org/10.2307/2531595
+    area under the ROC     Newcombe's method 5, https://doi.org/10.1002/sim.2324
     correlation            Fisher
 
 A bootstrap depends only on the seed, the experiment and the part (see `generator`). Distributions come from
@@ -273,22 +273,31 @@ def roc_area(ones: NDArray[Any], others: NDArray[Any]) -> float | None:
 
 
 def roc_estimate(ones: NDArray[Any], others: NDArray[Any]) -> Estimate:
-    """Return the area under the ROC curve with DeLong's interval, symmetric in its logit.
+    """Return the area A under the ROC curve with Newcombe's score interval (method 5).
 
-    If a side is empty, the estimate is 0.5 with the interval 0 to 1.
+    The interval contains every area a for which |A - a| <= Z sqrt(V(a)), where V is the variance of Hanley and McNeil
+    with n = (ones + others) / 2 - 1:
+
+        V(a) = a (1 - a) (1 + n (1 - a) / (2 - a) + n a / (1 + a)) / (ones * others)
+
+    V depends on a and not on the sample, so the interval does not shrink or jump where A reaches 1. If a side is empty,
+    the estimate is 0.5 with the interval 0 to 1.
     """
+    from scipy.optimize import brentq
+
     if not (len(ones) and len(others)):
         return Estimate(0.5, 0.0, 1.0)
-    above, below = _placements(ones, others), 1 - _placements(others, ones)
-    area = float(above.mean())
-    fewer = min(len(ones), len(others))
-    error = 0.0 if fewer < 2 else sqrt(above.var(ddof=1) / len(ones) + below.var(ddof=1) / len(others))
-    if (
-        error == 0
-    ):  # all numbers are equal, or the sides do not overlap: use the interval of a share of the smaller side
-        return Estimate(area, *wilson(area * fewer, fewer))
-    odds, spread = area / (1 - area), np.exp(Z * error / (area * (1 - area)))
-    return Estimate(area, float(odds / (odds + spread)), float(odds * spread / (1 + odds * spread)))
+    area = float(_placements(ones, others).mean())
+    n, pairs = (len(ones) + len(others)) / 2 - 1, len(ones) * len(others)
+
+    def excess(a: float) -> float:
+        variance = a * (1 - a) * (1 + n * (1 - a) / (2 - a) + n * a / (1 + a)) / pairs
+        return (area - a) ** 2 - Z**2 * variance
+
+    tiny = 1e-12  # excess is also 0 at a = A = 0 and a = A = 1
+    low = 0.0 if area < tiny else float(brentq(excess, 0, area - tiny))
+    high = 1.0 if area > 1 - tiny else float(brentq(excess, area + tiny, 1))
+    return Estimate(area, low, high)
 
 
 def _placements(ones: NDArray[Any], others: NDArray[Any]) -> NDArray[np.float64]:

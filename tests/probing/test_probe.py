@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from memlens.files import write_sealed
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
 from memlens.probing.activations import encode_texts, read_activations
-from memlens.probing.fit import STRENGTHS, Columns, Division, differences, fit_sparse
-from memlens.probing.labels import LabelledTexts, read_labels
+from memlens.probing.fit import STRENGTHS, Columns, Fit, Split, differences, fit_sparse
+from memlens.probing.labels import LabeledTexts, read_labels
+from memlens.probing.probe import ProbeScore, fitting, select_best, write_verdict
 from memlens.settings import ProbeSettings
+from memlens.stats import Estimate
 from memlens.testing import tiny_model, tiny_tokenizer
 
 KS = ProbeSettings().sizes
@@ -68,7 +71,7 @@ def test_a_probe_equals_scikit_learns_own_pipeline(model: MemoryModel) -> None:
     """The same texts, divided the same way; everything else is written here once more with scikit-learn."""
     result = memlens.probe(model, (TEXTS, ABOUT), k="1,4,16", seed=3)
     labels = read_labels((TEXTS, ABOUT), "", "", "auto")
-    train, test = labels.divided(0.3, 3)
+    train, test = labels.split(0.3, 3)
     y = np.array([about == "water" for about in ABOUT]).astype(int)
     fitted, held = train_test_split(train, test_size=round(0.2 * len(train)), stratify=y[train], random_state=3)
 
@@ -93,10 +96,10 @@ def test_the_difference_of_two_classes_is_positive_if_the_second_is_larger() -> 
     assert differences(np.array([[0.0], [1.0], [3.0], [4.0]]), np.array([0, 0, 1, 1]), 2).tolist() == [3.0]
 
 
-def noise(classes: int, each: int, seed: int, columns: int = 3072) -> tuple[Columns, Division]:
+def noise(classes: int, each: int, seed: int, columns: int = 3072) -> tuple[Columns, Split]:
     y = np.repeat(np.arange(classes), each)
-    texts = LabelledTexts(tuple(f"text {row}" for row in range(len(y))), y, tuple(f"{c:02}" for c in range(classes)))
-    division = Division(texts, *texts.divided(0.3, seed), seed)
+    texts = LabeledTexts(tuple(f"text {row}" for row in range(len(y))), y, tuple(f"{c:02}" for c in range(classes)))
+    division = Split(texts, *texts.split(0.3, seed), seed)
     x = np.random.default_rng(seed).normal(size=(len(y), columns)).astype(np.float32)
     return Columns.of(x, division.train), division
 
@@ -104,7 +107,7 @@ def noise(classes: int, each: int, seed: int, columns: int = 3072) -> tuple[Colu
 def test_more_memories_do_not_tell_the_held_out_part_better_where_none_knows_the_label() -> None:
     for seed in range(3):
         columns, division = noise(2, 100, seed)
-        fits = fit_sparse(columns, division, KS, division.y)
+        fits = fit_sparse(columns, division, KS)
         assert max(fit.held for fit in fits.values()) < np.log(0.5) + 0.06
 
 
@@ -114,29 +117,109 @@ def test_where_one_memory_knows_the_label_few_are_chosen_and_the_score_is_its_ow
         columns, division = noise(2, 100, seed)
         columns.x[:, 7] += 2 * division.labels.y
         columns = Columns.of(columns.x, division.train)
-        fits = fit_sparse(columns, division, KS, division.y)
+        fits = fit_sparse(columns, division, KS)
         k = max(fits, key=lambda k: fits[k].held)
         y, own = division.labels.y[division.test], columns.x[division.test, 7]
         kept.append((k, fits[k].score.value - roc_auc_score(y, own)))
     assert max(k for k, _ in kept) <= 16 and np.mean([less for _, less in kept]) > -0.08
 
 
-def test_shuffled_labels_are_held_out_class_by_class_too() -> None:
-    """Divided by the true labels, a class of the shuffled ones was missing from what is fitted in a third of seeds."""
+def test_permuted_labels_are_held_out_class_by_class_too() -> None:
+    """Stratified by the true labels, a permuted class was missing from the fitted texts in a third of seeds."""
     for seed in range(8):
         columns, division = noise(20, 5, seed, columns=9)
-        y = division.shuffled_y()
-        fitted, _ = division.held_out(y)
-        assert set(y[fitted]) == set(y)
-        assert fit_sparse(columns, division, [4], y)[4].weights.shape == (20, 4)
+        permuted = division.permuted()
+        fitted, _ = permuted.held_out()
+        assert set(permuted.y[fitted]) == set(permuted.y)
+        assert fit_sparse(columns, permuted, [4])[4].weights.shape == (20, 4)
     columns, division = noise(2, 10, 1, columns=9)
     for part in range(20):
-        fit_sparse(columns, division, [1], division.shuffled_y(part))
+        fit_sparse(columns, division.permuted(part), [1])
+
+
+def test_training_and_test_labels_are_permuted_each_within_its_part() -> None:
+    _, division = noise(3, 20, 1, columns=2)
+    y = division.labels.y
+    permuted = [division.permuted(part).labels.y for part in range(5)]
+    assert len({tuple(one) for one in permuted}) == 5
+    for one in permuted:
+        for rows in (division.train, division.test):
+            assert sorted(one[rows]) == sorted(y[rows]) and (one[rows] != y[rows]).any()
+
+
+def test_chance_of_texts_that_one_direction_separates_stays_near_one_half() -> None:
+    """With true test labels, a probe of permuted training labels scored 0 or 1: the direction decides, not chance."""
+    random = np.random.default_rng(3)
+    y = np.repeat([0, 1], 40)
+    x = (8 * y[:, None] * random.normal(size=30) + random.normal(size=(80, 30))).astype(np.float32)
+    labels = LabeledTexts(tuple(f"text {row}" for row in range(80)), y, ("a", "b"))
+    division = Split(labels, *labels.split(0.3, 0), 0)
+    columns = Columns.of(x, division.train)
+    scores, mixed = [], []
+    for part in range(16):
+        permuted = division.permuted(part)
+        half = permuted.labels.y.copy()
+        half[division.test] = y[division.test]
+        with fitting():
+            scores.append(fit_sparse(columns, permuted, [8])[8].score.value)
+            mixed.append(fit_sparse(columns, replace(division, labels=replace(labels, y=half)), [8])[8].score.value)
+    assert np.ptp(np.quantile(mixed, [0.025, 0.975])) > 0.9
+    low, high = np.quantile(scores, [0.025, 0.975])
+    assert 0.15 < low < 0.5 < high < 0.85
+
+
+def made_fit(k: int, held: float, error: float) -> Fit:
+    return Fit(np.arange(k), np.zeros((1, k)), np.zeros(1), 1.0, held, error, Estimate(0.5, 0.4, 0.6))
+
+
+def test_the_best_probe_has_the_fewest_memories_within_one_standard_error() -> None:
+    fits = [
+        (0, made_fit(1, -0.60, 0.9)), (0, made_fit(4, -0.34, 0.01)), (1, made_fit(4, -0.33, 0.01)),
+        (2, made_fit(4, -0.33, 0.01)), (1, made_fit(16, -0.30, 0.05)), (1, made_fit(64, -0.31, 0.05)),
+    ]  # fmt: skip
+    for shuffled in (fits, fits[::-1]):
+        assert select_best(shuffled) == fits[2]  # -0.30 - 0.05 <= -0.33; layer 1 before layer 2
+    assert select_best(fits[:1]) == fits[0]
+    assert select_best([fits[0], (1, made_fit(16, -0.30, 0.0))])[1].columns.size == 16
+
+
+def test_the_standard_error_is_that_of_the_likelihoods_of_held_out_texts() -> None:
+    columns, division = noise(2, 40, 5, columns=6)
+    (fit,) = fit_sparse(columns, division, [6]).values()
+    fitted, held = division.held_out()
+    x = StandardScaler().fit(columns.x[division.train[fitted]]).transform(columns.x[division.train])
+    model = LogisticRegression(C=fit.strength, max_iter=1000).fit(x[fitted], division.y[fitted])
+    logs = np.log(model.predict_proba(x[held])[range(len(held)), division.y[held]])
+    assert fit.held == pytest.approx(logs.mean(), abs=1e-5)
+    assert fit.held_error == pytest.approx(logs.std(ddof=1) / len(held) ** 0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("score", "words", "chance", "verdict"),
+    [
+        (
+            (0.9, 0.8, 0.95),
+            0.6,
+            (0.5, 0.35, 0.61),
+            ": above chance (0.35 to 0.61) and better than a bag of words (0.60).",
+        ),
+        ((0.9, 0.8, 0.95), 0.97, (0.5, 0.35, 0.61), "worse than a bag of words (0.97)."),
+        ((0.9, 0.8, 0.95), 0.85, None, "above chance (0.5) and about as well as a bag of words (0.85)."),
+        ((0.6, 0.5, 0.7), 0.85, (0.5, 0.35, 0.61), "reaches AUC 0.60, which is within chance (0.35 to 0.61)."),
+    ],
+)
+def test_the_verdict_compares_with_chance_and_with_words(score: Any, words: float, chance: Any, verdict: str) -> None:
+    model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
+    probe = replace(memlens.probe(model, (TEXTS, ABOUT), k="2", layers="1", shuffles=0).best, score=Estimate(*score))
+    rows = [ProbeScore("words", None, None, words, words, words, 0.0, 0.0, 1.0)]
+    sentence = write_verdict(probe, rows, None if chance is None else Estimate(*chance))
+    assert sentence.endswith(verdict)
+    assert sentence.startswith("2 memories of layer 1 predict the label with AUC 0.90") == (score[0] == 0.9)
 
 
 def test_numbers_are_probed_by_ridge_regression(model: MemoryModel) -> None:
     result = memlens.probe(model, (TEXTS, NUMBERS), k="8", layers="1", kind="number")
-    train, test = read_labels((TEXTS, NUMBERS), "", "", "number").divided(0.3, 0)
+    train, test = read_labels((TEXTS, NUMBERS), "", "", "number").split(0.3, 0)
     (own,) = [one for one in result.scores if one.input == "memories"]
     m, y = layers_of(model, "last")[1][0].astype(float), np.array(NUMBERS)
     z = StandardScaler().fit(m[train]).transform(m)
@@ -153,17 +236,20 @@ def test_several_classes_are_scored_by_the_share_that_is_right(model: MemoryMode
     assert result.best.score[0] in {one.score for one in result.scores}
 
 
-def test_the_chance_line_is_that_of_the_best_probe_learnt_from_many_shuffles() -> None:
+def test_the_chance_range_is_that_of_the_best_probe_with_all_labels_permuted() -> None:
     model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
     means = []
     for seed in range(3):
         result = memlens.probe(model, (TEXTS, ABOUT), k="1,8", seed=seed, shuffles=12)
         labels = read_labels((TEXTS, ABOUT), "", "", "auto")
-        division = Division(labels, *labels.divided(0.3, seed), seed)
+        division = Split(labels, *labels.split(0.3, seed), seed)
         columns = Columns.of(layers_of(model, "last")[result.best.layer][0], division.train)
         k = len(result.best.memories)
-        naive = [fit_sparse(columns, division, [k], division.shuffled_y(part))[k].score.value for part in range(12)]
-        assert len({tuple(division.shuffled_y(part)) for part in range(12)}) == 12
+        naive = []
+        for part in range(12):
+            y = division.permuted(part).labels.y
+            fits = fit_sparse(columns, replace(division, labels=replace(labels, y=y)), [k])
+            naive.append(fits[k].score.value)
         assert result.chance == pytest.approx((np.mean(naive), *np.quantile(naive, [0.025, 0.975])))
         means.append(np.mean(naive))
     assert np.mean(means) == pytest.approx(0.5, abs=0.08)
@@ -175,7 +261,7 @@ def test_a_saved_probe_says_of_texts_what_it_said_when_it_was_fitted(model: Memo
     result.best.save(tmp_path / "probe.json")
     probe = memlens.SparseProbe.load(tmp_path / "probe.json")
     assert probe == result.best
-    _, test = read_labels((TEXTS, ABOUT), "", "", "auto").divided(0.3, 0)
+    _, test = read_labels((TEXTS, ABOUT), "", "", "auto").split(0.3, 0)
     predictions = probe.apply(model, [TEXTS[row] for row in test])
     y = np.array([ABOUT[row] == "water" for row in test])
     p = np.array([prediction.p["water"] for prediction in predictions])  # type: ignore[index]
@@ -211,7 +297,7 @@ def test_a_probe_that_was_made_up_is_refused(field: str, wrong: Any, tmp_path: P
 def test_steering_sets_memories_to_their_mean_among_texts_with_the_label(tmp_path: Path) -> None:
     model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
     probe = memlens.probe(model, (TEXTS, ABOUT), k="4").best
-    train, _ = read_labels((TEXTS, ABOUT), "", "", "auto").divided(0.3, 0)
+    train, _ = read_labels((TEXTS, ABOUT), "", "", "auto").split(0.3, 0)
     m = layers_of(model, "last")[probe.layer][0]
     number = model.names.number(memlens.MemoryId.parse(probe.memories[0]))
     with_label = [m[row, number] for row in train if ABOUT[row] == "water"]
@@ -250,7 +336,8 @@ def test_memories_of_a_probe_link_to_their_triggers_and_values(
     assert (
         code == 0
         and "best probe" in out
-        and "best probe by chance: mean" in out
+        and "permuted labels" in out
+        and ("predict the label with AUC" in out or "do not show that any memories predict" in out)
         and "bag of words" in out
         and "top trigger" in out
     )
@@ -297,7 +384,7 @@ def test_labels_that_cannot_be_learnt_from_are_refused_in_one_line(
 def test_a_text_that_is_there_twice_is_read_once() -> None:
     """Else it would be learnt from and tested on: random labels were told with an AUC of 0.88."""
     found = read_labels((TEXTS * 3, ABOUT * 3), "", "", "auto")
-    train, test = found.divided(0.3, 0)
+    train, test = found.split(0.3, 0)
     assert found.texts == tuple(TEXTS) and found.repeats == 160
     assert not {found.texts[row] for row in train} & {found.texts[row] for row in test}
     numbers = [1 if about == "water" else 0.0 for about in ABOUT]
@@ -313,11 +400,11 @@ def test_lists_without_a_label_are_refused(missing: Any) -> None:
             read_labels(wrong, "", "", "auto")  # type: ignore[arg-type]
     for test in (0.9, 0.95, 0.99):
         with pytest.raises(memlens.MemlensError, match="training texts are too few; lower --test"):
-            read_labels((TEXTS, NUMBERS), "", "", "number").divided(test, 0)
+            read_labels((TEXTS, NUMBERS), "", "", "number").split(test, 0)
     with pytest.raises(memlens.MemlensError, match="too little to be squared"):
         read_labels((TEXTS, [number * 1e-200 for number in NUMBERS]), "", "", "number")
     with pytest.raises(memlens.MemlensError, match="2 test texts are too few"):
-        read_labels((TEXTS, NUMBERS), "", "", "number").divided(0.03, 0)
+        read_labels((TEXTS, NUMBERS), "", "", "number").split(0.03, 0)
 
 
 def test_what_else_is_refused(tmp_path: Path, tiny_gpt2: Path, refused: Callable[..., str]) -> None:

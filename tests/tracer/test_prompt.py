@@ -72,7 +72,10 @@ def test_an_unfinished_index_is_refused_as_such(tmp_path: Path) -> None:
 def test_a_model_can_be_saved_with_a_change_by_its_name(folder: Path, tmp_path: Path) -> None:
     saved = memlens.load(memlens.save_changed(folder / "index", CHANGE, tmp_path / "edited"))
     assert torch.equal(saved.layers[1].values[3], CHANGE.value)
-    with pytest.raises(SettingError, match=r"load it with memlens\.load"), memlens.trying(str(folder / "model"), CHANGE):  # type: ignore[arg-type]
+    with (
+        pytest.raises(SettingError, match=r"with memlens\.load"),
+        memlens.trying(str(folder / "model"), CHANGE),
+    ):  # type: ignore[arg-type]
         pass
 
 

@@ -439,11 +439,13 @@ def _print_probe(screen: Screen, model: str, result: ProbeResult) -> None:
     }
     if result.chance is not None:
         mean, low, high = result.chance
-        facts["shuffled labels"] = f"best probe by chance: mean {mean:.3f}, 95% from {low:.3f} to {high:.3f}"
+        facts["permuted labels"] = f"{mean:.3f} on average, 95% from {low:.3f} to {high:.3f}"
     screen.facts(facts)
-    screen.note("layer and k were selected on a fifth of the training texts, never on the test texts")
+    screen.note("best: the fewest memories within one standard error of the best fit to held-out training texts")
     screen.result()
     _print_probe_memories(screen, model, result)
+    screen.result()
+    screen.paragraph(result.verdict)
 
 
 def _describe_score(score: float, low: float, high: float) -> str:

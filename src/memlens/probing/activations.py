@@ -18,7 +18,7 @@ from memlens.models.memory_model import MemoryModel
 from memlens.progress import Progress, no_progress
 
 _BATCH_TOKENS = 4096
-_BYTES_AT_ONCE = 1 << 30  # of the activations of all texts, in the layers of one pass
+_BYTES_AT_ONCE = 1 << 30  # activations of all texts that one pass stores
 Layer = tuple[int, NDArray[np.float32], NDArray[np.float32]]  # number, [texts, memories], [texts, d]
 
 
@@ -51,22 +51,22 @@ def read_activations(
 
     The residual stream after the block is read in the same way. One pass reads as many layers as fit in memory.
     """
-    chosen = [layer for layer in layers if model.layers[layer].groups]
-    row = 4 * max(model.layers[layer].memories + model.width for layer in chosen)
+    selected = [layer for layer in layers if model.layers[layer].groups]
+    row = 4 * max(model.layers[layer].memories + model.width for layer in selected)
     at_once = max(_BYTES_AT_ONCE // (row * len(encoded)), 1)
-    for first in range(0, len(chosen), at_once):
-        group = chosen[first : first + at_once]
+    for first in range(0, len(selected), at_once):
+        group = selected[first : first + at_once]
         m = {layer: np.zeros((len(encoded), model.layers[layer].memories), np.float32) for layer in group}
         states = {layer: np.zeros((len(encoded), model.width), np.float32) for layer in group}
         for done, texts in _batches(encoded):
-            progress("texts", done + first * len(encoded), len(encoded) * len(chosen))
+            progress("texts", done + first * len(encoded), len(encoded) * len(selected))
             _run(model, [encoded[text] for text in texts], texts, at, m, states)
         for layer in group:
             yield layer, m.pop(layer), states.pop(layer)
 
 
 def _batches(encoded: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:
-    """Texts of similar length together, with how many were given out before."""
+    """Yield batches of texts of similar length, each with the number of texts before it."""
     batch: list[int] = []
     done = 0
     for text in sorted(range(len(encoded)), key=lambda place: len(encoded[place])):
@@ -85,7 +85,7 @@ def _run(
     m: dict[int, NDArray[np.float32]],
     states: dict[int, NDArray[np.float32]],
 ) -> None:
-    """One pass over a batch of texts, into the rows of `m` and `states` that are theirs."""
+    """Run a batch of texts and store its rows of `m` and `states`."""
     bos = [model.tokenizer.bos] if model.tokenizer.adds_bos else []
     longest = max(map(len, tokens))
     fed = torch.tensor([[*bos, *ids, *[ids[0]] * (longest - len(ids))] for ids in tokens])  # attention is causal
@@ -106,22 +106,22 @@ def _run(
 
 
 class TokenPool:
-    """Takes what is known at every token of a batch to one row for each text."""
+    """Reduces rows of all tokens of a batch to one row for each text."""
 
     def __init__(self, at: str, lengths: Sequence[int], shift: int, device: torch.device) -> None:
         self.at = at
         ends = torch.tensor(lengths, device=device) + shift
         places = torch.arange(max(lengths) + shift, device=device)
         self.last = ends - 1
-        self.own = (places >= shift) & (places < ends[:, None])  # [batch, pos]: the text's own tokens
+        self.own = (places >= shift) & (places < ends[:, None])  # [batch, pos]: not BOS, not padding
 
     def rows(self, block: CoefficientBlock) -> NDArray[Any]:
-        """The rows at the last tokens, without a copy of all others."""
+        """Return the rows of the last tokens without copying the others."""
         batch = torch.arange(len(self.last), device=self.last.device)
         return _array(block.at(batch * block.shape[1] + self.last)[0])
 
     def __call__(self, numbers: Tensor) -> NDArray[Any]:
-        """[batch, pos, n] -> [batch, n]."""
+        """Reduce [batch, pos, n] to [batch, n]."""
         numbers = at_least_float32(numbers.detach())
         if self.at == "last":
             return _array(numbers[torch.arange(len(self.last), device=numbers.device), self.last])

@@ -1,38 +1,44 @@
-"""Fitting of probes with scikit-learn: columns ranked by mean difference, a regularized linear model, its score.
+"""Fit probes with scikit-learn: rank columns by mean difference, fit a regularized linear model, score it.
 
-On the training part only: each column is centred and divided by its standard deviation; columns are ranked by the
-difference of their means between a class and all others (the largest over classes; for numbers by the correlation);
-the first k go into a logistic regression (ridge regression for numbers). Its strength of regularisation is the one that
-makes a held-out fifth of the training part most likely when scaling, ranking and fit see the other four fifths only;
-with it all is done again on the whole training part. The score on the test part is the area under the ROC curve for two
-classes, the share that is right for several, and Pearson's correlation for numbers.
+1. Standardize each column on the training part.
+2. Rank columns by the difference between the mean of a class and the mean of all others, in standard deviations. With
+   several classes, a column counts with its largest difference; for numeric labels, with its correlation.
+3. Choose the strength of regularization on a held-out fifth of the training part: standardize, rank and fit on the
+   other four fifths, and take the strength that gives the held-out labels the highest likelihood.
+4. Fit a logistic regression (ridge regression for numeric labels) on the first k columns of the whole training part.
+5. Score it on the test part: the area under the ROC curve for two classes, accuracy for several, Pearson's correlation
+   for numbers.
+
+The best fit is the one with the fewest columns within one standard error of the highest held-out likelihood. Chance
+repeats the best fit with all labels permuted, in the training part and in the test part.
 
 Ranking by mean difference, and k = 1, 2, 4 ... 512, follow Gurnee et al. 2023 (https://arxiv.org/abs/2305.01610) and
 Kantamneni et al. 2025 (https://arxiv.org/abs/2502.16681).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.probing.labels import LabelledTexts
+from memlens.probing.labels import LabeledTexts
 from memlens.stats import Estimate, correlation_estimate, generator, roc_estimate, wilson
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # C of scikit-learn, for columns of variance 1
 WORD_STRENGTHS = (1e-1, 1.0, 1e1, 1e2, 1e3)  # for rows of length 1
-HELD = 0.2  # of the training part, to choose the strength by
-_NUMBERS_AT_ONCE = 1 << 24  # of activations that are float64 at a time
+HELD = 0.2  # share of the training part that is held out
+_NUMBERS_AT_ONCE = 1 << 24  # float64 activations in memory
 MEASURES = {"binary": "AUC", "classes": "accuracy", "number": "correlation"}
 
 
 @dataclass(frozen=True, eq=False)
-class Division:
+class Split:
     """Labeled texts, split into a training and a test part."""
 
-    labels: LabelledTexts
+    labels: LabeledTexts
     train: NDArray[np.int64]
     test: NDArray[np.int64]
     seed: int
@@ -43,21 +49,29 @@ class Division:
 
     @property
     def y(self) -> NDArray[Any]:
-        """[train]"""
+        """Labels of the training part."""
         return self.labels.y[self.train]
 
-    def shuffled_y(self, part: int = 0) -> NDArray[Any]:
-        """Return the training labels in random order, for a chance level."""
-        shuffled: NDArray[Any] = generator(self.seed, "probe chance", part).permutation(self.y)
-        return shuffled
+    def permuted(self, part: int = 0) -> "Split":
+        """Return the same split with permuted labels.
 
-    def held_out(self, y: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Places in the training part to fit on, and to choose the strength on; `y` [train] are the labels in use."""
+        Labels are permuted within each part, so a part keeps its number of texts of each class. Test labels must be
+        permuted too: with the true ones, a probe of a model whose largest direction separates the classes scores close
+        to 0 or to 1, depending on the sign that the permuted training labels happen to give it.
+        """
+        random, y = generator(self.seed, "probe chance", part), self.labels.y.copy()
+        for rows in (self.train, self.test):
+            y[rows] = random.permutation(y[rows])
+        return replace(self, labels=replace(self.labels, y=y))
+
+    def held_out(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return places in the training part: those to fit on, and those held out to choose the strength."""
         from sklearn.model_selection import train_test_split
 
-        stratify = None if self.kind == "number" else y
+        stratify = None if self.kind == "number" else self.y
         size = max(round(HELD * len(self.train)), len(self.labels.classes))
-        fitted, held = train_test_split(np.arange(len(y)), test_size=size, stratify=stratify, random_state=self.seed)
+        places = np.arange(len(self.train))
+        fitted, held = train_test_split(places, test_size=size, stratify=stratify, random_state=self.seed)
         return fitted, held
 
 
@@ -65,31 +79,32 @@ class Division:
 class Fit:
     """A fitted probe on selected columns."""
 
-    columns: NDArray[np.int64]  # [k], which of the input, best ranked first
-    weights: NDArray[np.float64]  # [1 or classes, k], for standardised columns
+    columns: NDArray[np.int64]  # [k], best ranked first
+    weights: NDArray[np.float64]  # [1 or classes, k], for standardized columns
     intercepts: NDArray[np.float64]  # [1 or classes]
     strength: float
-    held: float  # mean log likelihood (of numbers less the squared error) of the held-out fifth: fits are chosen by it
+    held: float  # mean log likelihood of the held-out labels; for numbers, minus the mean squared error
+    held_error: float  # standard error of this mean
     score: Estimate  # on the test part
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Activations of all texts as standardised columns, float64 only where they are fitted."""
+    """Activations of all texts as standardized columns. They are converted to float64 only to be fitted."""
 
     x: NDArray[np.float32]  # [texts, columns]
     mean: NDArray[np.float64]
-    scale: NDArray[np.float64]  # 1 where a column never varies
+    scale: NDArray[np.float64]  # 1 for a constant column
 
     @classmethod
     def of(cls, x: NDArray[np.float32], rows: NDArray[np.int64]) -> "Columns":
-        """Mean and scale are those of some rows, a block of columns at a time."""
+        """Compute mean and scale from some rows, a block of columns at a time."""
         mean, variance = np.empty(x.shape[1]), np.empty(x.shape[1])
         for block in _blocks(len(rows), x.shape[1]):
-            part = x[:, block][rows].astype(np.float64)
-            mean[block], variance[block] = part.mean(0), part.var(0)
+            values = x[:, block][rows].astype(np.float64)
+            mean[block], variance[block] = values.mean(0), values.var(0)
         rounding = len(rows) * np.finfo(np.float64).eps
-        varies = variance > rounding * variance + (rounding * mean) ** 2  # as scikit-learn's StandardScaler has it
+        varies = variance > rounding * variance + (rounding * mean) ** 2  # the rule of scikit-learn's StandardScaler
         return cls(x, mean, np.where(varies, np.sqrt(variance), 1.0))
 
     def standardized(self, rows: NDArray[np.int64], columns: Any = slice(None)) -> NDArray[np.float64]:
@@ -97,10 +112,10 @@ class Columns:
         return z
 
     def order(self, rows: NDArray[np.int64], y: NDArray[Any], classes: int) -> NDArray[np.int64]:
-        """Columns by the size of their difference in these rows, equal ones by number."""
+        """Return columns by |difference| in these rows, largest first, ties by number."""
         blocks = _blocks(len(rows), self.x.shape[1])
-        apart = np.concatenate([differences(self.standardized(rows, block), y, classes) for block in blocks])
-        return np.argsort(-np.abs(apart), kind="stable")
+        gaps = np.concatenate([differences(self.standardized(rows, block), y, classes) for block in blocks])
+        return np.argsort(-np.abs(gaps), kind="stable")
 
 
 def _blocks(rows: int, columns: int) -> list[slice]:
@@ -109,10 +124,10 @@ def _blocks(rows: int, columns: int) -> list[slice]:
 
 
 def differences(z: NDArray[np.float64], y: NDArray[Any], classes: int) -> NDArray[np.float64]:
-    """[columns]: of each column the mean difference that is largest in size, in standard deviations.
+    """Return the mean difference [columns] of standardized columns z [rows, columns].
 
-    Of two classes it is the second's mean less the first's; of several a class's less that of all others; of numbers
-    (0 classes) the correlation.
+    For two classes it is the mean of the second minus that of the first. For several classes it is the difference, of
+    largest size, between a class and all others. For numbers (0 classes) it is the correlation.
     """
     if not classes:
         spread = y.std()
@@ -120,72 +135,77 @@ def differences(z: NDArray[np.float64], y: NDArray[Any], classes: int) -> NDArra
         return difference
     sums = np.stack([z[y == place].sum(0) for place in range(classes)])
     counts = np.bincount(y, minlength=classes)[:, None]
-    apart = sums / counts - (sums.sum(0) - sums) / (len(y) - counts)
+    gaps = sums / counts - (sums.sum(0) - sums) / (len(y) - counts)
     if classes == 2:
-        return np.asarray(apart[1])
-    return np.asarray(np.take_along_axis(apart, np.abs(apart).argmax(0)[None], 0)[0])
+        return np.asarray(gaps[1])
+    return np.asarray(np.take_along_axis(gaps, np.abs(gaps).argmax(0)[None], 0)[0])
 
 
-def fit_sparse(columns: Columns, division: Division, ks: Sequence[int], y: NDArray[Any]) -> dict[int, Fit]:
-    """A fit for each k; `y` [train] are the labels, or shuffled ones.
+def fit_sparse(columns: Columns, split: Split, ks: Sequence[int]) -> dict[int, Fit]:
+    """Return a fit for each k.
 
-    The strength is chosen with columns ranked and scaled without the held-out fifth, which would else be told better
-    the more columns its own labels had chosen.
+    The strength is chosen with columns that are ranked and standardized without the held-out fifth. Otherwise the
+    held-out labels would influence the ranking, and fits with more columns would look better.
     """
-    classes, train, width = len(division.labels.classes), division.train, columns.x.shape[1]
-    fitted, held = division.held_out(y)
+    classes, train, width = len(split.labels.classes), split.train, columns.x.shape[1]
+    fitted, held = split.held_out()
     without = Columns.of(columns.x, train[fitted])
-    order, order_without = columns.order(train, y, classes), without.order(train[fitted], y[fitted], classes)
+    order, order_without = (
+        columns.order(train, split.y, classes),
+        without.order(train[fitted], split.y[fitted], classes),
+    )
     fits = {}
     for k in sorted({min(k, width) for k in ks}):
-        chosen, first = order[:k], order_without[:k]
+        selected, first = order[:k], order_without[:k]
         inner = without.standardized(train[fitted], first), without.standardized(train[held], first)
-        outer = columns.standardized(train, chosen), columns.standardized(division.test, chosen)
-        fits[k] = _fit(inner, outer, chosen, division, y, STRENGTHS)
+        outer = columns.standardized(train, selected), columns.standardized(split.test, selected)
+        fits[k] = _fit(inner, outer, selected, split, STRENGTHS)
     return fits
 
 
-def fit_dense(columns: Columns, division: Division, y: NDArray[Any]) -> Fit:
+def fit_dense(columns: Columns, split: Split) -> Fit:
     """Return a fit on all columns."""
-    train, width = division.train, columns.x.shape[1]
-    fitted, held = division.held_out(y)
+    train, width = split.train, columns.x.shape[1]
+    fitted, held = split.held_out()
     without = Columns.of(columns.x, train[fitted])
     inner = without.standardized(train[fitted]), without.standardized(train[held])
-    outer = columns.standardized(train), columns.standardized(division.test)
-    return _fit(inner, outer, np.arange(width), division, y, STRENGTHS)
+    outer = columns.standardized(train), columns.standardized(split.test)
+    return _fit(inner, outer, np.arange(width), split, STRENGTHS)
 
 
-def fit_words(division: Division, y: NDArray[Any]) -> Fit:
-    """A bag of words: term frequencies by inverse document frequency, of the words that are learnt from."""
+def fit_words(split: Split) -> Fit:
+    """Return a fit on a bag of words: TF-IDF of the words in the training part."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    def weighed(learnt: NDArray[np.int64], read: NDArray[np.int64]) -> tuple[Any, Any]:
+    def weigh(learned: NDArray[np.int64], read: NDArray[np.int64]) -> tuple[Any, Any]:
         words = TfidfVectorizer(token_pattern=r"\w+|[^\w\s]")
-        return words.fit_transform(texts[learnt]), words.transform(texts[read])
+        return words.fit_transform(texts[learned]), words.transform(texts[read])
 
-    texts, train = np.array(division.labels.texts, object), division.train
-    fitted, held = division.held_out(y)
-    outer = weighed(train, division.test)
+    texts, train = np.array(split.labels.texts, object), split.train
+    fitted, held = split.held_out()
+    outer = weigh(train, split.test)
     columns = np.arange(outer[0].shape[1])
-    return _fit(weighed(train[fitted], train[held]), outer, columns, division, y, WORD_STRENGTHS)
+    return _fit(weigh(train[fitted], train[held]), outer, columns, split, WORD_STRENGTHS)
 
 
 def _fit(
-    inner: tuple[Any, Any],  # what the strength is chosen by: rows to fit on, the held-out ones
-    outer: tuple[Any, Any],  # all rows to learn from, rows to test on
+    inner: tuple[Any, Any],  # to choose the strength: rows to fit on, held-out rows
+    outer: tuple[Any, Any],  # training rows, test rows
     columns: NDArray[np.int64],
-    division: Division,
-    y: NDArray[Any],
+    split: Split,
     strengths: Sequence[float],
 ) -> Fit:
-    kind = division.kind
-    fitted, held = division.held_out(y)
-    chosen = [_likelihood(_model(kind, c).fit(inner[0], y[fitted]), inner[1], y[held]) for c in strengths]
-    strength = strengths[int(np.argmax(chosen))]  # of equals the strongest regularisation
-    model = _model(kind, strength).fit(outer[0], y)
-    estimate = score(kind, division.labels.y[division.test], _outputs(model, outer[1], kind))
+    kind = split.kind
+    fitted, held = split.held_out()
+    likelihoods = [
+        _likelihoods(_model(kind, c).fit(inner[0], split.y[fitted]), inner[1], split.y[held]) for c in strengths
+    ]
+    best = int(np.argmax([each.mean() for each in likelihoods]))  # a tie goes to the strongest regularization
+    model = _model(kind, strengths[best]).fit(outer[0], split.y)
+    estimate = score(kind, split.labels.y[split.test], _outputs(model, outer[1], kind))
     weights, intercepts = np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_)
-    return Fit(columns, weights, intercepts, strength, max(chosen), estimate)
+    error = float(likelihoods[best].std(ddof=1)) / sqrt(len(held)) if len(held) > 1 else 0.0
+    return Fit(columns, weights, intercepts, strengths[best], float(likelihoods[best].mean()), error, estimate)
 
 
 def _model(kind: str, strength: float) -> Any:
@@ -194,15 +214,15 @@ def _model(kind: str, strength: float) -> Any:
     return Ridge(alpha=1 / strength) if kind == "number" else LogisticRegression(C=strength, max_iter=1000)
 
 
-def _likelihood(model: Any, x: Any, y: NDArray[Any]) -> float:
-    """The mean log-likelihood of labels under a fitted model; of numbers, minus the mean squared error.
+def _likelihoods(model: Any, x: Any, y: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the log likelihood of each label under a fitted model; for numbers, minus the squared error.
 
-    It tells fits apart that all get the few held-out texts right, as a score does not.
+    Fits are compared by it because many fits get all of the few held-out texts right and would have the same score.
     """
     if not hasattr(model, "predict_proba"):
-        return -float(np.mean((model.predict(x) - y) ** 2))
+        return np.asarray(-((model.predict(x) - y) ** 2))
     likelihood = (model.predict_proba(x) * (y[:, None] == model.classes_)).sum(1)
-    return float(np.log(np.maximum(likelihood, 1e-300)).mean())
+    return np.asarray(np.log(np.maximum(likelihood, 1e-300)))
 
 
 def _outputs(model: Any, x: Any, kind: str) -> NDArray[Any]:

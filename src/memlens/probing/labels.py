@@ -18,9 +18,9 @@ from memlens.stats import generator
 
 FEWEST = 20  # texts
 FEWEST_OF_CLASS = 5
-FEWEST_LEARNT, FEWEST_TESTED = 10, 5
+FEWEST_TRAINED, FEWEST_TESTED = 10, 5
 MOST_CLASSES = 100
-_FEW_VALUES = 10  # of numbers that are still taken for names of classes
+_FEW_VALUES = 10  # up to this many different numbers are read as classes
 _LARGEST = 1e100
 _LEAST_APART = 1e-100
 
@@ -28,19 +28,19 @@ Source = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, eq=False)
-class LabelledTexts:
+class LabeledTexts:
     """Texts with their labels: class numbers, or numeric values."""
 
     texts: tuple[str, ...]
     y: NDArray[Any]  # [n] int64 of classes, float64 of numbers
-    classes: tuple[str, ...]  # empty where labels are numbers
-    repeats: int = 0  # rows that were left out, as their text was there before
+    classes: tuple[str, ...]  # empty if labels are numbers
+    repeats: int = 0  # rows that were left out because their text occurred before
 
     @property
     def is_binary(self) -> bool:
         return len(self.classes) == 2
 
-    def divided(self, test: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def split(self, test: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return training rows and test rows, drawn class by class."""
         random = generator(seed, "probe")
         groups = [np.flatnonzero(self.y == place) for place in range(len(self.classes))] or [np.arange(len(self.y))]
@@ -48,15 +48,15 @@ class LabelledTexts:
         cuts = [min(max(round(test * len(rows)), 1), len(rows) - 2) for rows in groups]
         if sum(cuts) < FEWEST_TESTED:
             raise SettingError(f"{sum(cuts)} test texts are too few; raise --test, or give more texts")
-        if (learnt := len(self.y) - sum(cuts)) < FEWEST_LEARNT:
-            raise SettingError(f"{learnt} training texts are too few; lower --test, or give more texts")
+        if (trained := len(self.y) - sum(cuts)) < FEWEST_TRAINED:
+            raise SettingError(f"{trained} training texts are too few; lower --test, or give more texts")
         train = np.concatenate([rows[cut:] for rows, cut in zip(drawn, cuts, strict=True)])
         return random.permutation(train), np.concatenate([rows[:cut] for rows, cut in zip(drawn, cuts, strict=True)])
 
 
 def read_labels(
     source: Source | tuple[Sequence[str], Sequence[Any]], column: str, label: str, kind: str
-) -> LabelledTexts:
+) -> LabeledTexts:
     """Return labeled texts from a file or from (texts, labels). Raises SettingError if no probe can be fitted."""
     if not isinstance(source, (str, os.PathLike)):
         if not (isinstance(source, tuple) and len(source) == 2):
@@ -72,8 +72,8 @@ def read_labels(
         place = printable(os.fspath(source))
         rows = list(_rows(Path(source), [column, label]))
         texts, labels = [row[0] for row in rows], [row[1] for row in rows]
-    given = len(texts)
-    texts, labels = _different(texts, labels, place)
+    rows_given = len(texts)
+    texts, labels = _drop_repeats(texts, labels, place)
     if len(texts) < FEWEST:
         raise SettingError(f"{place}: {len(texts)} distinct labeled texts are too few; a probe needs {FEWEST} or more")
     numbers = [_number(label) for label in labels]
@@ -84,19 +84,19 @@ def read_labels(
         texts_and_labels = _of_numbers(texts, labels, numbers, place)
     else:
         texts_and_labels = _of_classes(texts, [_class_name(label) for label in labels], place)
-    return replace(texts_and_labels, repeats=given - len(texts))
+    return replace(texts_and_labels, repeats=rows_given - len(texts))
 
 
-def _different(texts: list[str], labels: list[Any], place: str) -> tuple[list[str], list[Any]]:
+def _drop_repeats(texts: list[str], labels: list[Any], place: str) -> tuple[list[str], list[Any]]:
     """Return each text once, because a text in both parts would inflate the test score."""
-    known: dict[str, tuple[str, Any]] = {}
+    distinct: dict[str, tuple[str, Any]] = {}
     for text, label in zip(texts, labels, strict=True):
-        _, before = known.setdefault(text.strip(), (text, label))
+        _, before = distinct.setdefault(text.strip(), (text, label))
         if _class_name(before) != _class_name(label):
             first, other = (printable(_class_name(label))[:40] for label in (before, label))
             shown = printable(text.strip())[:40]
             raise SettingError(f"{place}: the text '{shown}' has two labels, '{first}' and '{other}'; keep one")
-    return [text for text, _ in known.values()], [label for _, label in known.values()]
+    return [text for text, _ in distinct.values()], [label for _, label in distinct.values()]
 
 
 def _class_name(label: Any) -> str:
@@ -121,7 +121,7 @@ def check_label(classes: Sequence[str], label: str | float) -> float:
     return number
 
 
-def _of_numbers(texts: list[str], labels: list[Any], numbers: list[float | None], place: str) -> LabelledTexts:
+def _of_numbers(texts: list[str], labels: list[Any], numbers: list[float | None], place: str) -> LabeledTexts:
     for label, number in zip(labels, numbers, strict=True):
         if number is None:
             raise SettingError(f"{place}: the label '{printable(str(label))[:40]}' is not a number; use --kind classes")
@@ -132,10 +132,10 @@ def _of_numbers(texts: list[str], labels: list[Any], numbers: list[float | None]
         raise SettingError(f"{place}: every label is {y[0]:g}; a probe needs labels that differ")
     if (apart := float(np.ptp(y))) < _LEAST_APART:
         raise SettingError(f"{place}: labels differ by {apart:g}, too little to be squared; multiply all by one number")
-    return LabelledTexts(tuple(texts), y, ())
+    return LabeledTexts(tuple(texts), y, ())
 
 
-def _of_classes(texts: list[str], labels: list[str], place: str) -> LabelledTexts:
+def _of_classes(texts: list[str], labels: list[str], place: str) -> LabeledTexts:
     classes = tuple(sorted(set(labels)))
     if len(classes) < 2:
         raise SettingError(f"{place}: every label is '{printable(classes[0])[:40]}'; a probe needs two classes or more")
@@ -146,7 +146,7 @@ def _of_classes(texts: list[str], labels: list[str], place: str) -> LabelledText
     if counts.min() < FEWEST_OF_CLASS:
         rare = printable(classes[int(counts.argmin())])[:40]
         raise SettingError(f"{place}: '{rare}' has {counts.min()} texts; a class needs {FEWEST_OF_CLASS} or more")
-    return LabelledTexts(tuple(texts), y, classes)
+    return LabeledTexts(tuple(texts), y, classes)
 
 
 def _number(label: Any) -> float | None:
@@ -158,7 +158,7 @@ def _number(label: Any) -> float | None:
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
-    """The columns of every record, the first of them a text."""
+    """Yield the columns of every record. The first column is a text."""
     name = path.name.lower()
     compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
     kind = next((ending for ending in (".csv", ".jsonl") if name.removesuffix(compression).endswith(ending)), None)
@@ -172,8 +172,8 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
         for column in columns:
             if column not in record:
                 option = "--column" if column == columns[0] else "--label"
-                known = printable(", ".join(str(key) for key in record if key is not None))[:200] or "none"
-                raise CorpusError(f"{place}: no column '{column}'; choose one of these with {option}: {known}")
+                names = printable(", ".join(str(key) for key in record if key is not None))[:200] or "none"
+                raise CorpusError(f"{place}: no column '{column}'; choose one of these with {option}: {names}")
         fields = [record[column] for column in columns]
         fields[0] = check_text(fields[0], columns[0], place)
         _refuse_empty(fields[0], place)

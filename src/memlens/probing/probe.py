@@ -14,7 +14,7 @@ from memlens.errors import needing
 from memlens.index.memory import read_summaries
 from memlens.memory import MemoryId
 from memlens.probing.activations import encode_texts, read_activations
-from memlens.probing.fit import MEASURES, Columns, Division, Fit, differences, fit_dense, fit_sparse, fit_words, score
+from memlens.probing.fit import MEASURES, Columns, Fit, Split, differences, fit_dense, fit_sparse, fit_words, score
 from memlens.probing.labels import Source as Labels, read_labels
 from memlens.probing.saved import SparseProbe
 from memlens.progress import Progress, no_progress
@@ -35,32 +35,33 @@ _PROMOTED = 5  # tokens listed with a memory
 class ProbeScore:
     """The input and the test score of one probe."""
 
-    input: str  # "memories", "residual" (the stream behind the layer) or "words"
+    input: str  # "memories", "residual" (the stream after the layer) or "words"
     layer: int | None  # None for words
-    k: int | None  # memories that it reads; None for all there is
+    k: int | None  # number of memories; None for all inputs
     score: float
     low: float
     high: float
-    held: float  # mean log likelihood (of numbers less the squared error) of the fifth that layer and k are chosen by
+    held: float  # mean log likelihood of the held-out fifth; for numbers, minus the mean squared error
+    held_error: float  # standard error of `held`
     strength: float  # C of scikit-learn
 
 
 @dataclass(frozen=True)
 class ProbedMemory:
-    """A memory of the selected probe, with its trigger and pattern."""
+    """A memory of the best probe, with its trigger and pattern."""
 
     memory: MemoryId
-    difference: float  # of means, in standard deviations of the training part; of numbers the correlation
-    typical: float  # its mean coefficient among texts of the last class; of numbers the change per unit
-    alone: float  # how well its coefficient alone tells the labels of the test part, by AUC or correlation
+    difference: float  # of class means, in standard deviations of the training part; for numbers, the correlation
+    typical: float  # mean coefficient for texts of the last class; for numbers, the change per unit
+    alone: float  # score of its coefficient alone on the test part, as AUC or correlation
     promotes: tuple[str, ...]
-    summary: str | None  # in one line, where an index was given
-    trigger: Trigger | None  # the first, where an index was given
+    summary: str | None  # one line, if an index was given
+    trigger: Trigger | None  # the first one, if an index was given
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """All probes, and the one with the best fit on the held-out part of the training texts."""
+    """The scores of all probes, and the best probe with its memories and the level of chance."""
 
     model: str
     kind: str  # binary, classes or number
@@ -69,11 +70,12 @@ class ProbeResult:
     train: int
     test: int
     cut: int  # texts of which only the end was read
-    repeats: int  # rows that were left out, as their text was there before
+    repeats: int  # rows that were left out because their text occurred before
     scores: tuple[ProbeScore, ...]
-    best: SparseProbe
-    chance: Estimate | None  # of that probe learnt from shuffled labels: the mean, and where 95% of them lie
+    best: SparseProbe  # fewest memories within one standard error of the highest `held`
+    chance: Estimate | None  # score of this probe with permuted labels: the mean and the range that contains 95%
     memories: tuple[ProbedMemory, ...]
+    verdict: str  # one sentence
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for json.dumps."""
@@ -94,74 +96,80 @@ def probe(
 
         memlens.probe("gpt2-index", "labels.csv").best.save("probe.json")
 
-    `labels` is a .csv or .jsonl file with a text and a label in every row, or a pair (texts, labels). `options` are
-    fields of ProbeSettings. Given an index, its model is loaded (from `where`, if it has moved), and the memories are
-    listed with their triggers.
+    Args:
+        model: A model, whatever load() accepts, or an index. With an index, memories are listed with their triggers.
+        labels: A .csv or .jsonl file with a text and a label in every row, or a pair (texts, labels).
+        where: The new location of an index's model, if it has moved.
+        device: The device.
+        dtype: The weight dtype.
+        progress: Called with the stage, the number done and the total.
+        **options: Fields of ProbeSettings.
+
+    Raises:
+        SettingError: An option is not valid, or no probe can be fitted to the labels.
+        CorpusError: The file of labels cannot be read.
     """
     with needing("probe", "memlens probe"):
         import sklearn  # noqa: F401
-    (given,) = split_options("probe", options, ProbeSettings)
-    settings = ProbeSettings(**given)
+    (probe_options,) = split_options("probe", options, ProbeSettings)
+    settings = ProbeSettings(**probe_options)
     texts = read_labels(labels, settings.column, settings.label, settings.kind)
     loaded, index = open_model(model, where=where, device=device, dtype=dtype)
-    division = Division(texts, *texts.divided(settings.test, settings.seed), settings.seed)
-    return _Run(loaded, division, settings, progress).result(index)
+    split = Split(texts, *texts.split(settings.test, settings.seed), settings.seed)
+    return _Run(loaded, split, settings, progress).result(index)
 
 
 class _Run:
-    """The probes for one set of labels, and the best one so far."""
+    """All probes for one set of labels."""
 
-    def __init__(self, model: MemoryModel, division: Division, settings: ProbeSettings, progress: Progress) -> None:
-        self.model, self.division, self.settings, self.progress = model, division, settings, progress
+    def __init__(self, model: MemoryModel, split: Split, settings: ProbeSettings, progress: Progress) -> None:
+        self.model, self.split, self.settings, self.progress = model, split, settings, progress
         self.scores: list[ProbeScore] = []
-        self.best: tuple[float, int, Fit, Columns] | None = None
+        self.fits: list[tuple[int, Fit]] = []  # layer and fit of every probe of memories
 
     def result(self, index: Index | None) -> ProbeResult:
-        division, settings = self.division, self.settings
-        encoded, cut = encode_texts(self.model, division.labels.texts, settings.max_length)
-        wanted = None if settings.layers is None else parse_layers(settings.layers)
-        chosen = choose_layers(wanted, len(self.model.layers))
+        split, settings = self.split, self.settings
+        encoded, cut = encode_texts(self.model, split.labels.texts, settings.max_length)
+        numbers = None if settings.layers is None else parse_layers(settings.layers)
+        selected = choose_layers(numbers, len(self.model.layers))
         with fitting():
-            self._add("words", None, None, fit_words(division, division.y))
-        layers = read_activations(self.model, encoded, settings.at, chosen, self.progress)
+            self._add("words", None, None, fit_words(split))
+        layers = read_activations(self.model, encoded, settings.at, selected, self.progress)
         for done, (layer, m, states) in enumerate(layers):
-            self.progress("probes", done, len(chosen))
+            self.progress("probes", done, len(selected))
             with fitting():
-                self._probe_layer(layer, Columns.of(m, division.train), Columns.of(states, division.train))
-        assert self.best is not None  # a model has a layer, and there is a k
-        _, layer, fit, columns = self.best
+                for k, fit in fit_sparse(Columns.of(m, split.train), split, settings.sizes).items():
+                    self._add("memories", layer, k, fit)
+                    self.fits.append((layer, fit))
+                self._add("residual", layer, None, fit_dense(Columns.of(states, split.train), split))
+        layer, fit = select_best(self.fits)
+        # read this layer again, because the coefficients of all layers would not fit in memory
+        ((_, m, _),) = read_activations(self.model, encoded, settings.at, [layer], self.progress)
+        columns = Columns.of(m, split.train)
         probe = self._saved(layer, fit, columns)
         with fitting():
             chance = self._chance(len(fit.columns), columns)
         memories = self._memories(layer, fit, columns, probe, index)
-        sizes = len(division.train), len(division.test), cut, division.labels.repeats
-        measure, classes = MEASURES[division.kind], division.labels.classes
-        scores = tuple(self.scores)
-        return ProbeResult(self.model.name, division.kind, classes, measure, *sizes, scores, probe, chance, memories)
-
-    def _probe_layer(self, layer: int, columns: Columns, states: Columns) -> None:
-        division, ks = self.division, self.settings.sizes
-        true = fit_sparse(columns, division, ks, division.y)
-        for k, fit in true.items():
-            self._add("memories", layer, k, fit)
-            if self.best is None or fit.held > self.best[0]:  # of equals the fewest memories of the first layer
-                self.best = fit.held, layer, fit, columns
-        self._add("residual", layer, None, fit_dense(states, division, division.y))
+        sizes = len(split.train), len(split.test), cut, split.labels.repeats
+        measure, classes, scores = MEASURES[split.kind], split.labels.classes, tuple(self.scores)
+        verdict = write_verdict(probe, scores, chance)
+        return ProbeResult(
+            self.model.name, split.kind, classes, measure, *sizes, scores, probe, chance, memories, verdict
+        )
 
     def _chance(self, k: int, columns: Columns) -> Estimate | None:
-        """Labels are shuffled again and again, as one shuffle says little about how far chance goes."""
-        division, times = self.division, self.settings.shuffles
-        ys = [division.shuffled_y(part) for part in range(times)]
-        scores = [fit_sparse(columns, division, [k], y)[k].score.value for y in ys]
+        """Return the mean score with permuted labels and the range that contains 95% of the scores."""
+        splits = [self.split.permuted(part) for part in range(self.settings.shuffles)]
+        scores = [fit_sparse(columns, split, [k])[k].score.value for split in splits]
         return Estimate(float(np.mean(scores)), *np.quantile(scores, [0.025, 0.975]).tolist()) if scores else None
 
-    def _add(self, read: str, layer: int | None, k: int | None, fit: Fit) -> None:
-        self.scores.append(ProbeScore(read, layer, k, *fit.score, fit.held, fit.strength))
+    def _add(self, source: str, layer: int | None, k: int | None, fit: Fit) -> None:
+        self.scores.append(ProbeScore(source, layer, k, *fit.score, fit.held, fit.held_error, fit.strength))
 
     def _saved(self, layer: int, fit: Fit, columns: Columns) -> SparseProbe:
-        division, memories = self.division, fit.columns
-        m, y = columns.x[division.train][:, memories].astype(np.float64), division.y
-        classes = division.labels.classes
+        split, memories = self.split, fit.columns
+        m, y = columns.x[split.train][:, memories].astype(np.float64), split.y
+        classes = split.labels.classes
         if classes:
             typical = [m[y == place].mean(0) for place in range(len(classes))]
         else:
@@ -172,21 +180,21 @@ class _Run:
             self.settings.max_length, layer, tuple(str(model.names.name(layer, int(i))) for i in memories), classes,
             _floats(columns.mean[memories]), _floats(columns.scale[memories]), tuple(map(_floats, fit.weights)),
             _floats(fit.intercepts), tuple(map(_floats, typical)), 0.0 if classes else float(y.mean()),
-            MEASURES[division.kind], fit.score,
+            MEASURES[split.kind], fit.score,
         )  # fmt: skip
 
     def _memories(
         self, layer: int, fit: Fit, columns: Columns, probe: SparseProbe, index: Index | None
     ) -> tuple[ProbedMemory, ...]:
-        division, memories = self.division, fit.columns[: self.settings.top]
-        apart = differences(columns.standardized(division.train, memories), division.y, len(division.labels.classes))
+        split, memories = self.split, fit.columns[: self.settings.top]
+        gaps = differences(columns.standardized(split.train, memories), split.y, len(split.labels.classes))
         names = [self.model.names.name(layer, int(number)) for number in memories]
-        known = index if index is not None and layer in index.layers else None
-        summaries = {} if known is None else read_summaries(known, names)
-        triggers = {} if known is None else known.triggers_of(names, limit=1)
+        has_layer = index is not None and layer in index.layers
+        summaries = read_summaries(index, names) if index is not None and has_layer else {}
+        triggers = index.triggers_of(names, limit=1) if index is not None and has_layer else {}
         tokens = self._promoted(layer, memories)
         return tuple(
-            ProbedMemory(name, float(apart[place]), probe.typical[-1][place], self._alone(columns.x[:, number]),
+            ProbedMemory(name, float(gaps[place]), probe.typical[-1][place], self._alone(columns.x[:, number]),
                          tokens[place], summaries.get(name), next(iter(triggers.get(name, ())), None))
             for place, (name, number) in enumerate(zip(names, memories, strict=True))
         )  # fmt: skip
@@ -197,13 +205,56 @@ class _Run:
         return [tuple(self.model.tokenizer.token_text(token) for token in row) for row in best]
 
     def _alone(self, m: Any) -> float:
-        """The score of the memory alone; of several classes, that of the one that it tells best."""
-        labels, test = self.division.labels, self.division.test
+        """Return the score of one memory. With several classes, take the class that it separates best."""
+        labels, test = self.split.labels, self.split.test
         if not labels.classes:
             return score("number", labels.y[test], m[test]).value
-        asked = [1] if labels.is_binary else range(len(labels.classes))
-        areas = [score("binary", (labels.y[test] == place).astype(int), m[test]).value for place in asked]
+        classes = [1] if labels.is_binary else range(len(labels.classes))
+        areas = [score("binary", (labels.y[test] == place).astype(int), m[test]).value for place in classes]
         return max(areas, key=lambda area: abs(area - 0.5))
+
+
+def select_best(fits: Sequence[tuple[int, Fit]]) -> tuple[int, Fit]:
+    """Return the fit with the fewest columns within one standard error of the highest held-out likelihood.
+
+    Of several fits with this number of columns, it is the one with the highest likelihood. `fits` are pairs (layer,
+    fit); the pair is returned.
+    """
+    _, highest = max(fits, key=lambda pair: pair[1].held)
+    close = [pair for pair in fits if pair[1].held >= highest.held - highest.held_error]
+    return min(close, key=lambda pair: (len(pair[1].columns), -pair[1].held, pair[0]))
+
+
+def write_verdict(best: SparseProbe, scores: Sequence[ProbeScore], chance: Estimate | None) -> str:
+    """Return one sentence that compares the best probe with chance and with a bag of words.
+
+    It is above chance if its score is above the range of permuted labels; without permutations, if the lower end of its
+    interval is above 0 (correlation) or 0.5 (AUC). Its score differs from that of the words if the words' score is
+    outside its interval.
+    """
+    count = len(best.memories)
+    memories = f"{count} {'memory' if count == 1 else 'memories'} of layer {best.layer}"
+    floor = {"AUC": 0.5, "correlation": 0.0}.get(best.measure)
+    if chance is not None:
+        is_above = best.score.value > chance.high
+        reference = f"chance ({chance.low:.2f} to {chance.high:.2f})"
+    elif floor is not None:
+        is_above, reference = best.score.low > floor, f"chance ({floor:g})"
+    else:
+        return f"{memories} reach {best.measure} {best.score.value:.2f}, which was not compared with chance."
+    if not is_above:
+        return (
+            f"These texts do not show that any memories predict the label: the best probe reaches {best.measure} "
+            f"{best.score.value:.2f}, which is within {reference}."
+        )
+    words = next(one.score for one in scores if one.input == "words")
+    relation = (
+        "better than" if words < best.score.low else "worse than" if words > best.score.high else "about as well as"
+    )
+    return (
+        f"{memories} {'predicts' if count == 1 else 'predict'} the label with {best.measure} {best.score.value:.2f}: "
+        f"above {reference} and {relation} a bag of words ({words:.2f})."
+    )
 
 
 def _floats(numbers: Any) -> tuple[float, ...]:
@@ -212,7 +263,7 @@ def _floats(numbers: Any) -> tuple[float, ...]:
 
 @contextmanager
 def fitting() -> Iterator[None]:
-    """Around many small fits: on one thread, 20 times faster, and without warnings of those that stop early."""
+    """Run many small fits on one thread, which is 20 times faster, and without convergence warnings."""
     from threadpoolctl import threadpool_limits
 
     with warnings.catch_warnings(), threadpool_limits(1):

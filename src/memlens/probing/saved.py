@@ -39,7 +39,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class SparseProbe:
-    """The memories of a probe, with means, scales and weights: all that is needed to apply it, except the model."""
+    """A fitted probe: its memories with means, scales and weights. Applying it needs only the model."""
 
     model: str
     fingerprint: str
@@ -49,14 +49,14 @@ class SparseProbe:
     layer: int
     memories: tuple[str, ...]
     classes: tuple[str, ...]  # empty for numbers
-    mean: tuple[float, ...]  # of each memory's coefficient over the training texts
+    mean: tuple[float, ...]  # mean coefficients over the training texts
     scale: tuple[float, ...]
     weights: tuple[tuple[float, ...], ...]  # [1 or classes][memories]
     intercepts: tuple[float, ...]
-    typical: tuple[tuple[float, ...], ...]  # [classes][memories]: mean coefficients; for numbers [1]: change per unit
-    centre: float  # the mean label of numbers; 0 for classes
+    typical: tuple[tuple[float, ...], ...]  # [classes or 1][memories]: means; for numbers, change per unit
+    centre: float  # mean of numeric labels; 0 for classes
     measure: str
-    score: Estimate  # on texts that it was not fitted on, with its interval
+    score: Estimate  # on the test part, with its interval
 
     def __post_init__(self) -> None:
         memories, classes = len(self.memories), len(self.classes)
@@ -78,8 +78,8 @@ class SparseProbe:
         """Raise ModelError if the probe was fitted on another model."""
         if model.fingerprint() != self.fingerprint:
             raise ModelError(
-                f"the probe is for {self.model} in {self.dtype}, and {model.name} is another model or has another "
-                "dtype (the fingerprint differs); use it with its own"
+                f"the probe is for {self.model} in {self.dtype}, but {model.name} is another model or has another "
+                "dtype (the fingerprint differs); use the probe with its own model"
             )
 
     def apply(self, model: MemoryModel, texts: Sequence[str]) -> list[Prediction]:
@@ -135,7 +135,7 @@ class SparseProbe:
         Raises:
             SettingError: The file is not a probe, or was changed after it was written.
         """
-        advice = "name a file that `memlens probe --save` made"
+        advice = "name a file written by `memlens probe --save`"
         try:
             content = read_json(Path(path), advice)
         except FilesError as error:

@@ -1,24 +1,23 @@
-"""The rules by which a memory has a role: numbers in, roles out, with false discoveries controlled.
+"""Rules that assign roles to memories, with a bound on the false discovery rate.
 
-    dead             no prefix of the corpus triggers it
-    token            at most 3 last tokens make up 90% of its triggers                       (Voita et al. 2023)
-    n-gram           so do at most 3 endings of two tokens, and the token before matters     (Voita et al. 2023)
-    positional       position explains at least a quarter of when it fires                     (Voita et al. 2023)
-    entropy          among the longest tenth of its layer's values, and far more of it than of a random direction
-                     lies in the directions that the unembedding hardly reads                (Stolfo et al. 2024)
-    token-frequency  the scores of its value follow how frequent tokens are, r at least 0.5  (Stolfo et al. 2024)
-    prediction       the scores of its value have heavy tails, the heavier one above         (Gurnee et al. 2024)
-    suppression      the same, the heavier one below                                         (Gurnee et al. 2024)
-    partition        no heavy tails, but scores that spread far more than a random direction's do (Gurnee et al. 2024)
-    enrichment       gated blocks: its value points along the weights it reads by, cosine at least 0.5
-    depletion        the same, against them                                       (Gerstner and Schütze 2025)
+    dead             no prefix of the corpus activates it
+    token            at most 3 last tokens cover 90% of its triggers, and it is not an n-gram memory (Voita et al. 2023)
+    n-gram           at most 3 two-token endings cover 90%, and the token before the last matters    (Voita et al. 2023)
+    positional       position explains at least a quarter of the entropy of being active             (Voita et al. 2023)
+    entropy          the value is among the longest tenth of its layer and lies in directions that the unembedding
+                     hardly reads                                                                   (Stolfo et al. 2024)
+    token-frequency  the scores of the value follow the log frequency of tokens, |r| >= 0.5         (Stolfo et al. 2024)
+    prediction       the scores of the value have heavy tails and positive skew                     (Gurnee et al. 2024)
+    suppression      heavy tails and negative skew                                                  (Gurnee et al. 2024)
+    partition        no heavy tails, but a much larger variance than random directions              (Gurnee et al. 2024)
+    enrichment       gated blocks: cosine of value and input weights >= 0.5                 (Gerstner and Schütze 2025)
+    depletion        gated blocks: cosine of value and input weights <= -0.5                (Gerstner and Schütze 2025)
 
-Each rule but the first has a null hypothesis: triggers drawn from the corpus, a rate of firing that does not depend on
-the position (positions.py), or a value in a random direction. A
-memory has the role if the size that the rule names is reached and the hypothesis is rejected at a rate of false
-discoveries over all memories that may have the role: by Benjamini and Hochberg where the chance is known, else, for
-heavy tails, by as many values in random directions as there are memories. Sizes are memlens' choice, the ideas
-are the authors'.
+Every rule except the first has a null hypothesis: triggers are drawn from the corpus, the activation frequency does
+not depend on position (positions.py), or the value has a random direction. A memory has a role if it reaches the size
+in the rule and its hypothesis is rejected at the false discovery rate over all memories that are tested for the role.
+The rate is controlled by Benjamini and Hochberg if the null distribution is known. For heavy tails, it is estimated
+with values in random directions. The ideas are the authors', the sizes are ours.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,34 +29,34 @@ from numpy.typing import NDArray
 
 from memlens.stats import binomial_tail, decoy_q_values, q_values, upper_share
 
-FEWEST = 10  # triggers of a memory that has a role by them
+FEWEST = 10  # triggers that the token and n-gram roles need
 COVERED, TOKENS = 0.9, 3
 LONGEST = 0.9  # quantile of the norms of a layer
 FREQUENCY, ALONG = 0.5, 0.5
-EXPLAINED = 0.25  # of the entropy of firing, by position
+EXPLAINED = 0.25  # share of the entropy of being active that position explains
 Numbers = Mapping[str, NDArray[Any]]
 
 
 def p_of_cosine(cosine: NDArray[Any], d: int) -> NDArray[np.float64]:
-    """p-value of a cosine at least so large in size between a vector and a random direction of d dimensions."""
+    """Return the p-value of |cosine| between a vector and a random direction in d dimensions."""
     return p_of_part(np.asarray(cosine, np.float64) ** 2, 1, d)
 
 
 def p_of_part(part: NDArray[Any], directions: int, d: int) -> NDArray[np.float64]:
-    """p-value of so large a part of a random direction's squared length in some of d dimensions (beta distribution)."""
+    """Return the p-value of the share of a random direction's squared length in some of d dimensions (beta)."""
     from scipy.special import betainc
 
-    if d <= directions:  # they are all there is, so that any part is as expected
+    if d <= directions:  # all dimensions: the share is always 1
         return np.ones(len(part))
     p: NDArray[np.float64] = betainc((d - directions) / 2, directions / 2, np.clip(1 - part, 0, 1))
     return p
 
 
 def p_of_spread(spread: NDArray[Any], eigenvalues: NDArray[Any]) -> NDArray[np.float64]:
-    """p-value of v G v at least so large [n] for a random direction v, where G has these eigenvalues [d].
+    """Return the p-value [n] of v G v >= spread for a random direction v, where G has these eigenvalues [d].
 
-    It is P(sum of (eigenvalue - spread) z^2 >= 0) for normal z, by the saddlepoint of Lugannani and Rice
-    (https://doi.org/10.2307/1426607), which is exact to a few percent far into the tail.
+    This is P(sum of (eigenvalue - spread) z^2 >= 0) for normal z, computed by the saddlepoint approximation of
+    Lugannani and Rice (https://doi.org/10.2307/1426607). Its relative error is a few percent even far into the tail.
     """
     from scipy.special import ndtr
 
@@ -66,7 +65,7 @@ def p_of_spread(spread: NDArray[Any], eigenvalues: NDArray[Any]) -> NDArray[np.f
     p_values = np.where(w.max(1) > 0, 1.0, 0.0)
     w = w[possible]
     low, high = 0.5 / w.min(1), 0.5 / w.max(1)
-    for _ in range(60):  # the point where the slope of the cumulants' function is 0, which grows between the two
+    for _ in range(60):  # bisection: the slope of the cumulant generating function increases with t
         t = (low + high) / 2
         rises = (w / (1 - 2 * w * t[:, None])).sum(1) > 0
         low, high = np.where(rises, low, t), np.where(rises, t, high)
@@ -75,15 +74,15 @@ def p_of_spread(spread: NDArray[Any], eigenvalues: NDArray[Any]) -> NDArray[np.f
     u = t * np.sqrt((2 * (w / factors) ** 2).sum(1))
     with np.errstate(divide="ignore", invalid="ignore"):
         p = ndtr(-(r + np.log(u / r) / r))
-    p_values[possible] = np.where(np.abs(r) < 1e-4, 0.5, p)  # at its mean, where the formula has a gap
+    p_values[possible] = np.where(np.abs(r) < 1e-4, 0.5, p)  # the formula is not defined at the mean
     return p_values
 
 
 def p_of_endings(numbers: Numbers, tokens: int, prefixes: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """p-values of the commonest last token of a memory's triggers, and of the commonest pair among triggers with it.
+    """Return the p-values of the most common last token of the triggers, and of the most common pair with that token.
 
-    `tokens`: different ones of the corpus, any of which might have been the commonest, or have come before any of the
-    memory's last tokens; `prefixes`: those that might have been triggers.
+    Both are corrected for the choice of the most common one: `tokens` is the number of different tokens in the corpus,
+    any of which could be the last token or come before it. `prefixes` is the number of prefixes that could be triggers.
     """
     t, share = numbers["triggers"], upper_share(numbers["token_count"], prefixes)
     token = np.where(t > 0, binomial_tail(numbers["token_triggers"], t, share), 1.0)
@@ -96,16 +95,16 @@ def p_of_endings(numbers: Numbers, tokens: int, prefixes: int) -> tuple[NDArray[
 def assign(
     numbers: Numbers, p: Numbers, decoys: Numbers, rate: float
 ) -> tuple[dict[str, NDArray[np.bool_]], dict[str, NDArray[Any]]]:
-    """Decide which of n memories have each role; returns one mask per role, and the q of each hypothesis.
+    """Return a mask [n] of the memories with each role, and the q-values [n] of each hypothesis.
 
-    `numbers` and `p` are columns over memories, `decoys` numbers of the same name of values in random directions.
+    `numbers` and `p` are columns over memories. `decoys` are columns of `numbers` for values in random directions.
     """
     alive = ~numbers["dead"]
     q = {name: _among(alive, numbers[name], partial(decoy_q_values, decoys=column)) for name, column in decoys.items()}
     heavy = (q["kurtosis"] <= rate) & alive
-    # a rate holds for the memories that were asked about, not for a part that is cut out of them afterwards
-    asked = {"weak": alive & numbers["is_long"], "variance": alive & ~heavy, "along": alive & numbers["gated"]}
-    q |= {name: _among(asked.get(name, alive), column, _q_of_p) for name, column in p.items()}
+    # the rate holds for the tested memories, so memories must be excluded before the test and not after it
+    tested = {"weak": alive & numbers["is_long"], "variance": alive & ~heavy, "along": alive & numbers["gated"]}
+    q |= {name: _among(tested.get(name, alive), column, lambda p: q_values(p, len(p))) for name, column in p.items()}
     sure = {name: (column <= rate) & alive for name, column in q.items()}
     enough = numbers["triggers"] >= FEWEST
     few_tokens = enough & (numbers["token_cover"] >= COVERED) & sure["token"]
@@ -126,12 +125,8 @@ def assign(
     return roles, q
 
 
-def _q_of_p(p: NDArray[Any]) -> NDArray[np.float64]:
-    return q_values(p, len(p))
-
-
-def _among(asked: NDArray[np.bool_], numbers: NDArray[Any], q: Callable[[NDArray[Any]], Any]) -> NDArray[np.float64]:
-    """q-values over the memories that a hypothesis is asked about; 1 for the others."""
-    q_values = np.ones(len(numbers))
-    q_values[asked] = q(numbers[asked])
-    return q_values
+def _among(tested: NDArray[np.bool_], numbers: NDArray[Any], q: Callable[[NDArray[Any]], Any]) -> NDArray[np.float64]:
+    """Return the q-values of the tested memories, and 1 for all others."""
+    column = np.ones(len(numbers))
+    column[tested] = q(numbers[tested])
+    return column
