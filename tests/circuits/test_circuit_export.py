@@ -1,6 +1,7 @@
 """Files of a circuit: the attribution graph has the schema of its viewers, and the drawing is valid XML."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -75,6 +76,15 @@ def test_more_relevant_nodes_are_kept_by_lower_thresholds(document: dict[str, An
     by_relevance = sorted(nodes, key=lambda node: -abs(node["relevance"]))
     assert [node["influence"] for node in by_relevance] == sorted(node["influence"] for node in nodes)
     assert by_relevance[-1]["influence"] == pytest.approx(1)
+
+
+def test_memories_with_one_name_are_a_supernode(graph: Circuit) -> None:
+    first, second, third = (node.id for node in graph.memories[:3])
+    labels = {first: "rivers", second: "rivers", third: "seas"}
+    named = replace(graph, nodes=tuple(replace(node, label=labels.get(node.id, "")) for node in graph.nodes))
+    supernodes = {name: ids for name, *ids in attribution_graph(named)["qParams"]["supernodes"]}
+    of_labels = {node["node_id"] for node in attribution_graph(named)["nodes"] if node["clerp"].endswith(": rivers")}
+    assert set(supernodes["rivers"]) == of_labels and len(of_labels) == 2 and "seas" not in supernodes
 
 
 def test_the_drawing_is_xml_with_a_circle_per_node(graph: Circuit) -> None:

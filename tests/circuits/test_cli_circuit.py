@@ -1,6 +1,7 @@
 """`memlens circuit` on the command line."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,12 @@ def test_json_has_nodes_and_edges(run: Run, tiny_gpt2: Path) -> None:
     assert document["target"]["against"] == "c" and len([n for n in document["nodes"] if n["kind"] == "memory"]) == 5
 
 
+def test_heads_are_printed_and_in_the_json(run: Run, tiny_gpt2: Path) -> None:
+    command = ["circuit", tiny_gpt2, "The river runs", "--heads", "--nodes", 5]
+    assert re.search(r"% by L\dH\d", run(*command)[1])
+    assert all(edge["heads"] for edge in json.loads(run(*command, "--json")[1])["edges"])
+
+
 def test_an_index_stands_for_its_model(run: Run, tiny_gpt2_index: Index) -> None:
     assert run("circuit", tiny_gpt2_index.folder, "The river runs", "--nodes", 3)[0] == 0
 
@@ -84,6 +91,8 @@ def test_the_circuit_of_a_task_as_json(run: Run, tiny_gpt2: Path, rows: Any, wri
         (["The river", "--force"], "--force has no effect without --save or --svg"),
         (["--pairs", "missing.jsonl"], "missing.jsonl"),
         (["--pairs", "missing.jsonl", "--token", "b"], "--token has no effect with --pairs"),
+        (["--pairs", "missing.jsonl", "--heads"], "--heads has no effect with --pairs"),
+        (["The river", "--against", "river boat"], "'river boat' is not one token of this model"),
     ],
 )
 def test_bad_options_are_refused(refused: Refused, tiny_gpt2: Path, words: list[str], message: str) -> None:

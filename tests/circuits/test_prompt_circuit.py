@@ -4,11 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import memlens
+from memlens.circuits.frozen import frozen_pass
 from memlens.circuits.graph import Circuit, circuit
 from memlens.errors import SettingError, UnknownName
 from memlens.models.memory_model import MemoryModel
+from memlens.testing import tiny_model, tiny_network, tiny_tokenizer
+from memlens.tracer.prompt import read_prompt
 
 
 @pytest.fixture(scope="module")
@@ -82,3 +86,46 @@ def test_an_empty_prompt_is_rejected(model: MemoryModel) -> None:
 def test_a_prompt_of_one_token_is_rejected(tiny_gpt2: Path) -> None:
     with pytest.raises(SettingError, match="the prompt has one token; a circuit needs at least two"):
         circuit(tiny_gpt2, "b")
+
+
+PROMPT = "The river"
+
+
+@pytest.mark.parametrize("family", ["gpt2", "phi3", "gpt_neox", "gemma2", "qwen2_moe", "bloom", "gpt_oss"])
+def test_parts_of_an_edge_by_head_sum_to_it(family: str) -> None:
+    network = (tiny_network if family == "phi3" else tiny_model)(family).double()
+    edges = circuit(memlens.load(network, tokenizer=tiny_tokenizer()), PROMPT, nodes=8, heads=True).edges
+    assert all(sum(part.weight for part in edge.heads) == pytest.approx(edge.weight, abs=1e-9) for edge in edges)
+    assert any(part.head.startswith("L1H") and abs(part.weight) > 1e-4 for edge in edges for part in edge.heads)
+
+
+def test_the_part_through_a_head_is_the_product_of_its_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A memory of layer 0, through head 1 of layer 1, to the target: every matrix of the head written out."""
+    monkeypatch.setattr("memlens.circuits.graph._HEADS_SHOWN", 99)
+    network = tiny_model("gpt2").double()
+    network.set_attn_implementation("eager")
+    model = memlens.load(network, tokenizer=tiny_tokenizer())
+    graph = circuit(model, PROMPT, nodes=20, heads=True)
+    source = next(node for node in graph.nodes if node.kind == "memory" and node.layer == 0)
+    layer, head, row, block = 1, 1, source.position or 0, network.transformer.h[1]
+    states: list[torch.Tensor] = []
+    with block.ln_1.register_forward_pre_hook(lambda _module, arguments: states.append(arguments[0][0].detach())):
+        fed = read_prompt(model, PROMPT).fed()
+        weights = network(fed, output_attentions=True).attentions[layer][0, head]  # [pos, pos]
+        answer = next(node.number for node in graph.nodes if node.kind == "target")
+        with frozen_pass(model, fed, lambda logits: logits[answer], cut=True) as cut:
+            (gradient,) = cut.head_gradients([cut.target])[layer : layer + 1]
+    write = (source.coefficient or 0) * model.layers[0].values[source.number or 0]
+    deviation = (states[0][row].var(unbiased=False) + block.ln_1.eps).sqrt()
+    normed = (write - write.mean()) / deviation * block.ln_1.weight
+    value = normed @ block.attn.c_attn.weight[:, 48 + 8 * head : 56 + 8 * head]  # after 24 columns each of Q and K
+    expected = sum(float((weights[q, row] * (value @ gradient[head, q])).detach()) for q in range(fed.shape[1]))
+    (edge,) = [edge for edge in graph.edges_out_of(source.id) if edge.target == "target"]
+    assert {part.head: part.weight for part in edge.heads}["L1H1"] == pytest.approx(expected, abs=1e-9)
+
+
+def test_heads_are_in_the_json_only_if_asked_for(model: MemoryModel, graph: Circuit) -> None:
+    split = circuit(model, "The river runs", nodes=7, heads=True)
+    assert split.nodes == graph.nodes and all("heads" not in edge for edge in graph.to_json()["edges"])
+    parts = split.to_json()["edges"][0]["heads"]
+    assert sum(part["weight"] for part in parts) == pytest.approx(split.edges[0].weight, abs=1e-5)

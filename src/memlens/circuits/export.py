@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,21 @@ def is_svg(head: bytes) -> bool:
     return head.startswith(_SVG_START)
 
 
-def attribution_graph(circuit: Circuit) -> dict[str, Any]:
-    """Return the circuit in the schema of circuit-tracer and Neuronpedia."""
+def group_nodes(circuit: Circuit) -> dict[str, list[str]]:
+    """Return the supernodes of a circuit: memories with the same pattern, and one memory at several positions."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for node in circuit.memories:
+        groups[node.label or node.name].append(node.id)
+    return {name: nodes for name, nodes in groups.items() if len(nodes) > 1}
+
+
+def attribution_graph(circuit: Circuit, groups: Mapping[str, Sequence[str]] | None = None) -> dict[str, Any]:
+    """Return the circuit in the schema of circuit-tracer and Neuronpedia.
+
+    Args:
+        circuit: The circuit.
+        groups: Names of supernodes and the ids of their nodes; by default those of `group_nodes`.
+    """
     from memlens import __version__
 
     ids = {node.id: _graph_id(circuit, node) for node in circuit.nodes}
@@ -75,7 +89,9 @@ def attribution_graph(circuit: Circuit) -> dict[str, Any]:
         },
         "qParams": {
             "pinnedIds": [ids["target"]],
-            "supernodes": [],
+            "supernodes": [
+                [name, *(ids[node] for node in nodes)] for name, nodes in (groups or group_nodes(circuit)).items()
+            ],
             "linkType": "both",
             "clickedId": ids["target"],
             "sg_pos": "",

@@ -10,6 +10,11 @@
 4. The edge from write i to memory j is what i adds to j's coefficient through norms and attention only, times the
    gradient of the target with respect to j's coefficient. It needs a second graph in which coefficients are leaves.
 
+5. An edge is split by the first attention head on its paths. With coefficients and head outputs as leaves, the head
+   outputs are linear in the writes. What a write i adds to the output of a head, times the gradient of j's coefficient
+   with respect to that output (over all later paths), is the part of the edge that enters attention through this head.
+   What reaches j without attention is the direct part.
+
 Conservation, checked on every prompt: embeddings and biases together sum to the target. Edges into j sum to the
 relevance of j, and edges out of i sum to the relevance of i. A network in which the first sum fails is rejected,
 because some part of it is not linear after freezing (for example a state space mixer).
@@ -54,8 +59,37 @@ _FROZEN = {
 }
 
 
+_PRODUCTS = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm}
+
+
+@dataclass(eq=False)
+class HeadOutputs:
+    """What the attention heads of one layer give, [heads, pos, d_head], before the output projection."""
+
+    linear: Tensor  # differentiable, linear in the block's input
+    used: Tensor  # what the network used: the same tensor, or a leaf if heads are cut
+
+
 class FreezeNonlinearities(TorchFunctionMode):
-    """Within, attention weights, gates and the scales of norms are constants for autograd."""
+    """Within, attention weights, gates and the scales of norms are constants for autograd.
+
+    The outputs of attention heads are kept in `heads` by layer; `layer` is the block that runs. With `cut_heads` they
+    become leaves, so that gradients do not pass through attention.
+    """
+
+    def __init__(self, cut_heads: bool = False) -> None:
+        super().__init__()
+        self.cut_heads = cut_heads
+        self.layer: int | None = None
+        self.heads: dict[int, HeadOutputs] = {}
+
+    def _keep_heads(self, output: Tensor) -> Tensor:
+        if self.layer is None:
+            return output
+        linear = output.reshape(-1, *output.shape[-2:])
+        used = linear.detach().clone().requires_grad_() if self.cut_heads else linear
+        self.heads[self.layer] = HeadOutputs(linear, used)
+        return used.reshape(output.shape)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -71,8 +105,16 @@ class FreezeNonlinearities(TorchFunctionMode):
         if func is nn.functional.rms_norm:
             return _rms_norm(*args, **options)
         if func is nn.functional.scaled_dot_product_attention:
-            return _attend(*args, **options)
+            return self._keep_heads(_attend(*args, **options))
+        if func in _PRODUCTS and len(args) == 2 and _is_attention(*args):
+            return self._keep_heads(func(*args, **options))
         return func(*args, **options)
+
+
+def _is_attention(weights: Tensor, value: Tensor) -> bool:
+    """Return True if a product is that of frozen attention weights [..., pos, pos] with values [..., pos, d_head]."""
+    is_square = weights.dim() > 2 and weights.shape[-1] == weights.shape[-2] == value.shape[-2]
+    return is_square and value.requires_grad and not weights.requires_grad
 
 
 def _layer_norm(
@@ -154,26 +196,44 @@ class FrozenPass:
     embedding: Tensor  # [pos, d], leaf: the input of the first block
     layers: dict[int, LayerGraph]
     biases: tuple[nn.Parameter, ...]  # leaves
+    heads: dict[int, HeadOutputs]
+
+    @property
+    def writes(self) -> list[Tensor]:
+        """All leaves that write to the stream: embedding, coefficients layer by layer, biases."""
+        used = [tensor for graph in self.layers.values() for tensor in graph.used]
+        return [self.embedding, *used, *self.biases]
 
     def gradients(self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor] | None = None) -> Gradients:
         """Return the gradient of the outputs (times cotangents) with respect to every write."""
-        used = [tensor for graph in self.layers.values() for tensor in graph.used]
-        leaves = [self.embedding, *used, *self.biases]
-        gradients = torch.autograd.grad(
-            outputs, leaves, cotangents, retain_graph=True, allow_unused=True, materialize_grads=True
+        embedding, *rest = torch.autograd.grad(
+            outputs, self.writes, cotangents, retain_graph=True, allow_unused=True, materialize_grads=True
         )
-        by_group = iter(gradients[1 : 1 + len(used)])
+        gradients = iter(rest)
         coefficients = {
-            layer: torch.cat([next(by_group) for _ in graph.used], 1) for layer, graph in self.layers.items()
+            layer: torch.cat([next(gradients) for _ in graph.used], 1) for layer, graph in self.layers.items()
         }
-        of_biases = zip(self.biases, gradients[1 + len(used) :], strict=True)
+        of_biases = zip(self.biases, gradients, strict=True)
         bias = sum((float((parameter.detach() * gradient).sum()) for parameter, gradient in of_biases), 0.0)
-        return Gradients(gradients[0], coefficients, bias)
+        return Gradients(embedding, coefficients, bias)
+
+    def head_gradients(self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """Return the gradient of the outputs (times cotangents) with respect to the head outputs of every layer."""
+        used = [heads.used for heads in self.heads.values()]
+        return list(
+            torch.autograd.grad(outputs, used, cotangents, retain_graph=True, allow_unused=True, materialize_grads=True)
+        )
 
 
 @contextmanager
 def frozen_pass(
-    model: MemoryModel, tokens: Tensor, target: Target, *, gate: Gate = "value", cut: bool = False
+    model: MemoryModel,
+    tokens: Tensor,
+    target: Target,
+    *,
+    gate: Gate = "value",
+    cut: bool = False,
+    cut_heads: bool = False,
 ) -> Iterator[FrozenPass]:
     """Run the frozen network on one prompt. Within, its biases can be differentiated.
 
@@ -183,6 +243,7 @@ def frozen_pass(
         target: The number to explain, from the logits of the last position before soft-capping.
         gate: Which factor of a gated memory carries its relevance: its `value` input u, or `half` each.
         cut: Make the coefficients leaves, so that gradients pass through norms and attention only.
+        cut_heads: Make the outputs of attention heads leaves, so that gradients do not pass through attention.
     """
     embedding: list[Tensor] = []
     layers: dict[int, LayerGraph] = {}
@@ -192,12 +253,19 @@ def frozen_pass(
             inputs = stack.enter_context(_block_inputs(model))
             freeze = partial(_freeze, inputs=inputs, layers=layers, gate=gate, cut=cut)
             stack.enter_context(model.edit({layer: partial(freeze, layer=layer) for layer in range(len(model.layers))}))
-            stack.enter_context(FreezeNonlinearities())
+            mode = FreezeNonlinearities(cut_heads)
+            for number, one in enumerate(model.layers):
+                stack.enter_context(hooks.on_input(one.block, partial(_note_layer, mode, number)))
+            stack.enter_context(mode)
             states = model.run_body(tokens, gradients=True)
             logits = model.lens.state_logits(states[0, -1:], gradients=True)[0]
         with torch.enable_grad():
             explained = target(logits)
-        yield FrozenPass(explained, embedding[0], layers, biases)
+        yield FrozenPass(explained, embedding[0], layers, biases, mode.heads)
+
+
+def _note_layer(mode: FreezeNonlinearities, layer: int, _state: Tensor) -> None:
+    mode.layer = layer
 
 
 @contextmanager

@@ -4,24 +4,29 @@
 2. Select the memories with the largest absolute relevance. The other memories of each layer form one "others" node, and
    all biases form one node, so that every sum still holds in the displayed graph.
 3. One backward pass per node, with all coefficients cut, gives the edges into the node from every earlier write.
+4. With `heads`, every edge is split by the first attention head on its paths (step 5 of frozen.py).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from memlens.circuits.frozen import FrozenPass, Gate, Gradients, check_conservation, frozen_pass
-from memlens.errors import SettingError
+from memlens.errors import SettingError, UnsupportedModel
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
 from memlens.tracer.prompt import Prompt, Source, open_model, read_prompt, read_token
 from memlens.tracer.result import name_memories
+
+_HEADS_SHOWN = 5  # strongest heads of an edge that are named; the others are one part
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,21 @@ class Node:
 
 
 @dataclass(frozen=True)
+class HeadPart:
+    """The part of an edge that enters attention through one head, like "L3H2", or that does not ("direct")."""
+
+    head: str
+    weight: float
+
+
+@dataclass(frozen=True)
 class Edge:
     """What a source adds to its target node, in units of the target logit."""
 
     source: str
     target: str
     weight: float
+    heads: tuple[HeadPart, ...] = ()  # they sum to the weight; empty if edges are not split
 
 
 @dataclass(frozen=True)
@@ -89,7 +103,11 @@ class Circuit:
             "tokens": list(self.tokens),
             "target": {"token": self.token, "against": self.against, "value": self.value},
             "nodes": nodes,
-            "edges": [vars(edge) for edge in self.edges],
+            "edges": [
+                {"source": edge.source, "target": edge.target, "weight": edge.weight}
+                | ({"heads": [vars(part) for part in edge.heads]} if edge.heads else {})
+                for edge in self.edges
+            ],
         }
 
     def __repr__(self) -> str:
@@ -105,6 +123,7 @@ def circuit(
     against: str | int | None = None,
     nodes: int = 40,
     gate: Gate = "value",
+    heads: bool = False,
     index: Index | str | os.PathLike[str] | None = None,
 ) -> Circuit:
     """Find the memories behind a prediction and the edges between them.
@@ -118,6 +137,7 @@ def circuit(
         against: A second token. The difference of the two logits is explained.
         nodes: How many memories to show one by one.
         gate: What carries the relevance of a gated memory: `value` (its input u), or `half` for both factors alike.
+        heads: Split every edge by the attention head through which it leaves its position.
         index: An index of the same model that names the memories.
 
     Returns:
@@ -139,7 +159,7 @@ def circuit(
     other = None if against is None else read_token(loaded, against)
     if other == answer:
         raise SettingError(f"--token and --against are both token {answer}; name two different tokens")
-    return _explain(loaded, read, fed, answer, other, nodes, gate, names, float(p[answer]))
+    return _explain(loaded, read, fed, answer, other, nodes, gate, heads, names, float(p[answer]))
 
 
 def check_length(tokens: int, what: str) -> None:
@@ -156,19 +176,22 @@ def _explain(
     against: int | None,
     count: int,
     gate: Gate,
+    heads: bool,
     index: Index | None,
     probability: float,
 ) -> Circuit:
     def target(logits: Tensor) -> Tensor:
         return logits[token] if against is None else logits[token] - logits[against]
 
-    with (
-        frozen_pass(model, fed, target, gate=gate) as full,
-        frozen_pass(model, fed, target, gate=gate, cut=True) as cut,
-    ):
+    with ExitStack() as stack:
+        full = stack.enter_context(frozen_pass(model, fed, target, gate=gate))
         gradients = full.gradients([full.target])
         check_conservation(model, full, gradients)
+        cut = stack.enter_context(frozen_pass(model, fed, target, gate=gate, cut=True))
         parts = _Parts(model, prompt, cut, gradients, count)
+        if heads:
+            apart = stack.enter_context(frozen_pass(model, fed, target, gate=gate, cut=True, cut_heads=True))
+            parts.split_by_heads(apart)
         nodes = [*parts.embeddings(), *parts.memories(index), *parts.others(), parts.bias(), parts.target_node(token)]
         edges = tuple(parts.edges())
     token_text = model.tokenizer.token_text
@@ -196,6 +219,40 @@ class _Parts:
         self.constants = {layer: torch.cat(graph.constant, 1) for layer, graph in cut.layers.items()}
         self.relevance = {layer: total.coefficients[layer] * m for layer, m in self.coefficients.items()}
         self.selected = self._largest(count)  # layer -> [(row, number)]; a row is a position among the fed tokens
+        self.heads: _HeadSplit | None = None
+
+    def split_by_heads(self, apart: FrozenPass) -> None:
+        """Split edges by attention head, given a pass whose coefficients and head outputs are cut.
+
+        Raises:
+            UnsupportedModel: The heads of a layer were not found.
+        """
+        if len(self.cut.heads) < len(self.model.layers):
+            raise UnsupportedModel(f"{self.model.name} has layers without attention heads; leave out --heads")
+        self.heads = _HeadSplit(self.cut, apart, self._sources(), [self.model.layers[n].number for n in apart.heads])
+
+    def _sources(self) -> dict[str, list[Tensor]]:
+        """Return the write of every node as tensors like those of `FrozenPass.writes`: all other entries are 0."""
+        none = [torch.zeros_like(write, requires_grad=False) for write in self.cut.writes]
+        embedding = self.cut.embedding.detach()
+        sources = {f"E{row}": [_only(embedding, row), *none[1:]] for row in range(len(embedding))}
+        biases = [bias.detach() for bias in self.cut.biases]
+        sources["bias"] = [*none[: len(none) - len(biases)], *biases]
+        first = 1
+        for layer, graph in self.cut.layers.items():
+            sizes = [part.shape[1] for part in graph.used]
+
+            def write(m: Tensor, first: int = first, sizes: list[int] = sizes) -> list[Tensor]:
+                return [*none[:first], *torch.split(m, sizes, 1), *none[first + len(sizes) :]]
+
+            m = self.coefficients[layer]
+            for row, number in self.selected[layer]:
+                single = torch.zeros_like(m)
+                single[row, number] = m[row, number]
+                sources[_memory_id(str(self.model.names.name(layer, number)), row)] = write(single)
+            sources[f"others{layer}"] = write(self._without_selected(layer, m))
+            first += len(sizes)
+        return sources
 
     def _largest(self, count: int) -> dict[int, list[tuple[int, int]]]:
         """Return the memories with the largest absolute relevance, by layer."""
@@ -264,7 +321,7 @@ class _Parts:
 
     def edges(self) -> Iterator[Edge]:
         """Yield all edges that are not 0: into every selected memory, every "others" node and the target."""
-        yield from self._edges_into("target", self.cut.gradients([self.cut.target]), 0.0)
+        yield from self._edges_into("target", _target_of, None, 0.0)
         for layer, gradient in self.total.coefficients.items():
             for row, number in self.selected[layer]:
                 single = torch.zeros_like(gradient)
@@ -275,12 +332,30 @@ class _Parts:
 
     def _edges_into_memories(self, node: str, layer: int, cotangent: Tensor) -> Iterator[Edge]:
         """Yield the edges into some memories of a layer, given dt/dm [pos, memories] with 0 at all others."""
-        graph = self.cut.layers[layer]
-        split = torch.split(cotangent, [part.shape[1] for part in graph.linear], 1)
+        split = torch.split(cotangent, [part.shape[1] for part in self.cut.layers[layer].linear], 1)
         constant = float((self.constants[layer] * cotangent).sum())
-        yield from self._edges_into(node, self.cut.gradients(graph.linear, split), constant)
+        yield from self._edges_into(node, partial(_coefficients_of, layer=layer), split, constant)
 
-    def _edges_into(self, node: str, gradients: Gradients, constant: float) -> Iterator[Edge]:
+    def _edges_into(
+        self,
+        node: str,
+        outputs: Callable[[FrozenPass], list[Tensor]],
+        cotangents: Sequence[Tensor] | None,
+        constant: float,
+    ) -> Iterator[Edge]:
+        """Yield the edges into a node, given the tensors of a pass that it consists of, and their gradients."""
+        amounts = self._amounts(self.cut.gradients(outputs(self.cut), cotangents), constant)
+        if self.heads is None:
+            yield from (Edge(source, node, amount) for source, amount in amounts.items() if amount)
+            return
+        direct = self._amounts(self.heads.apart.gradients(outputs(self.heads.apart), cotangents), constant)
+        by_head = self.heads.split(self.cut.head_gradients(outputs(self.cut), cotangents))
+        for source, amount in amounts.items():
+            if amount:
+                yield Edge(source, node, amount, self.heads.strongest(direct[source], by_head[source]))
+
+    def _amounts(self, gradients: Gradients, constant: float) -> dict[str, float]:
+        """Return what each node adds, from the gradient with respect to its write."""
         amounts = {"bias": gradients.bias + constant}
         from_tokens = (self.cut.embedding.detach() * gradients.embedding).sum(1)
         amounts |= {f"E{row}": amount for row, amount in enumerate(from_tokens.tolist())}
@@ -290,7 +365,66 @@ class _Parts:
                 name = str(self.model.names.name(layer, number))
                 amounts[_memory_id(name, row)] = float(from_memories[row, number])
             amounts[f"others{layer}"] = float(self._without_selected(layer, from_memories).sum())
-        yield from (Edge(source, node, amount) for source, amount in amounts.items() if amount)
+        return amounts
+
+
+class _HeadSplit:
+    """What every node adds to the output of every head, without passing through another head before."""
+
+    def __init__(self, cut: FrozenPass, apart: FrozenPass, sources: dict[str, list[Tensor]], layers: list[int]) -> None:
+        self.apart, self.names = apart, list(sources)
+        outputs = [heads.linear for heads in apart.heads.values()]
+        self.heads = [
+            f"L{layer}H{head}" for layer, one in zip(layers, outputs, strict=True) for head in range(len(one))
+        ]
+        # the outputs are linear in the writes, and so are gradients in their cotangents: differentiating the gradient
+        # with respect to the cotangents gives the outputs for any writes
+        cotangents = [torch.zeros_like(output, requires_grad=True) for output in outputs]
+        gradients = torch.autograd.grad(
+            outputs, apart.writes, cotangents, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+        rows = [
+            torch.autograd.grad(
+                [gradient for gradient in gradients if gradient.requires_grad],
+                cotangents,
+                [write for write, gradient in zip(writes, gradients, strict=True) if gradient.requires_grad],
+                retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+            for writes in sources.values()
+        ]
+        self.outputs = [torch.stack(layer) for layer in zip(*rows, strict=True)]  # by layer: [nodes, heads, pos, d]
+
+    def split(self, gradients: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return the part of each node's edge by head, from the gradients with respect to head outputs."""
+        pairs = zip(self.outputs, gradients, strict=True)
+        parts = torch.cat([torch.einsum("nhpd,hpd->nh", outputs, gradient) for outputs, gradient in pairs], 1)
+        return dict(zip(self.names, parts, strict=True))
+
+    def strongest(self, direct: float, by_head: Tensor) -> tuple[HeadPart, ...]:
+        """Return the direct part, the strongest heads and the sum of the others, largest absolute weight first."""
+        best = by_head.abs().topk(min(_HEADS_SHOWN, len(by_head))).indices.tolist()
+        parts = [HeadPart("direct", direct), *(HeadPart(self.heads[head], float(by_head[head])) for head in best)]
+        rest = by_head.clone()
+        rest[best] = 0
+        parts.append(HeadPart("other heads", float(rest.sum())))
+        return tuple(sorted((part for part in parts if part.weight), key=lambda part: -abs(part.weight)))
+
+
+def _only(tensor: Tensor, row: int) -> Tensor:
+    """Return the tensor with 0 in all other rows."""
+    result = torch.zeros_like(tensor)
+    result[row] = tensor[row]
+    return result
+
+
+def _target_of(frozen: FrozenPass) -> list[Tensor]:
+    return [frozen.target]
+
+
+def _coefficients_of(frozen: FrozenPass, layer: int) -> list[Tensor]:
+    return frozen.layers[layer].linear
 
 
 def _memory_id(name: str, row: int) -> str:

@@ -26,7 +26,7 @@ from memlens.errors import SettingError
 from memlens.text import cut_left, cut_right, number, percent, quoted, visible
 
 if TYPE_CHECKING:
-    from memlens.circuits.graph import Circuit, Node
+    from memlens.circuits.graph import Circuit, Edge, Node
     from memlens.circuits.task import TaskCircuit
     from memlens.index.reader import Index
     from memlens.models.memory_model import MemoryModel
@@ -60,6 +60,9 @@ def circuit(
             help="What carries a gated memory's relevance: value, or half for both factors. Default: value.",
             rich_help_panel=_PROMPT,
         ),
+    ] = None,
+    heads: Annotated[
+        bool | None, typer.Option("--heads", help="Split edges by attention head.", rich_help_panel=_PROMPT)
     ] = None,
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the graph as SVG.", rich_help_panel=_PROMPT)
@@ -100,7 +103,14 @@ def circuit(
     dtype: IndexDtype = None,
 ) -> None:
     """Find the memories behind a prediction or a task, connected by edges that add up."""
-    of_prompt = {"--token": token, "--against": against, "--nodes": nodes, "--gate": gate, "--svg": svg}
+    of_prompt = {
+        "--token": token,
+        "--against": against,
+        "--nodes": nodes,
+        "--gate": gate,
+        "--svg": svg,
+        "--heads": heads,
+    }
     of_task = {"--method": method, "--steps": steps, "--seed": seed}
     if (prompt is None) == (pairs is None):
         raise SettingError("name either a PROMPT or a file of --pairs")
@@ -124,6 +134,7 @@ def circuit(
 
     loaded, index = open_model(model, **place)
     options: Any = {"token": token, "against": against, "nodes": nodes or 40, "gate": gate or "value"}
+    options["heads"] = bool(heads)
     graph = find_circuit(loaded, prompt or "", index=index, **options)
     for path, write in ((save, save_graph), (svg, save_svg)):
         if path is not None:
@@ -181,8 +192,18 @@ def _print_memory(screen: Screen, graph: Circuit, node: Node, names: dict[str, N
     label = f"  {cut_right(visible(node.label), room)}" if node.label and room > 8 else ""
     screen.result(Text.assemble(head, (label, "cyan")))
     sources = [edge for edge in graph.edges_into(node.id) if edge.weight][:_SOURCES]
-    items = [Text(f"{_source_name(names[edge.source], graph)} {graph.share(edge.weight)}") for edge in sources]
+    items = [
+        Text(f"{_source_name(names[edge.source], graph)} {graph.share(edge.weight)}{_strongest_head(edge)}")
+        for edge in sources
+    ]
     screen.result(Text.assemble(("           from ", "dim"), fit_items(items, gap=", ")(width - 16)))
+
+
+def _strongest_head(edge: Edge) -> str:
+    """Return " by L3H2" if this head has the largest part of an edge."""
+    if not edge.heads or edge.heads[0].head in ("direct", "other heads"):
+        return ""
+    return f" by {edge.heads[0].head}"
 
 
 def _token_at(graph: Circuit, node: Node) -> str:
