@@ -70,16 +70,17 @@ def test_faithfulness_is_the_naive_ratio(model: MemoryModel, pairs: list[Pair], 
 
 def test_scores_are_mean_slopes_times_changes(model: MemoryModel, pairs: list[Pair]) -> None:
     """The slope of one memory by finite differences, at three points between the two inputs."""
-    batch = task._batches(model, [task._encode(model, pair, 1) for pair in pairs[:2]], [0, 1])[0]
+    batch = task._batches(model, [task._encode(model, pair, "pair") for pair in pairs[:2]])[0]
     layer, number, steps, epsilon = 1, 5, 3, 1e-5
-    scores = task._integrated_scores(model, batch, steps=steps)[layer]
+    points = [(step + 0.5) / steps for step in range(steps)]
+    scores = task._integrated_scores(model, batch, points=points)[layer]
     inputs = [task._first_inputs(model, tokens) for tokens in (batch.patch, batch.clean)]
     expected = 0.0
     for row in range(2):
         for position in range(4):
             slopes = []
-            for step in range(steps):
-                states = inputs[0] + (step + 0.5) / steps * (inputs[1] - inputs[0])
+            for point in points:
+                states = inputs[0] + point * (inputs[1] - inputs[0])
                 ends = []
                 for sign in (1, -1):
                     change = torch.zeros(2, 4, 40, dtype=torch.float64)
@@ -104,6 +105,22 @@ def test_scores_are_mean_slopes_times_changes(model: MemoryModel, pairs: list[Pa
 
 def test_relevance_is_another_way_to_score(model: MemoryModel, pairs: list[Pair]) -> None:
     assert task_circuit(model, pairs, method="relevance", random_sets=1).method == "relevance"
+
+
+def test_patching_scores_are_gradients_at_the_clean_prompt(model: MemoryModel, pairs: list[Pair]) -> None:
+    batch = task._batches(model, [task._encode(model, pair, "pair") for pair in pairs])
+    scores = sum(task._integrated_scores(model, one, points=[1.0])[1] for one in batch)
+    result = task_circuit(model, pairs, held_out=pairs, method="patching", random_sets=1)
+    best = next(memory for memory in result.scores if memory.layer == 1)
+    assert result.scores[best] == pytest.approx(float(scores[best.memory]) / len(pairs), abs=1e-9)
+
+
+def test_held_out_pairs_can_be_given(model: MemoryModel, pairs: list[Pair]) -> None:
+    result = task_circuit(model, pairs[:8], held_out=pairs[1:9], steps=1, random_sets=1)
+    expected = sum(naive_metric(model, pair, {}) for pair in pairs[1:9]) / 8
+    assert result.held_out == 8 and result.pairs == 16 and result.metric == pytest.approx(expected, abs=1e-9)
+    with pytest.raises(SettingError, match="2 held-out pairs are too few"):
+        task_circuit(model, pairs, held_out=pairs[:2])
 
 
 def test_the_result_is_the_same_each_time(model: MemoryModel, pairs: list[Pair], result: TaskCircuit) -> None:

@@ -6,7 +6,8 @@ of each. The metric is logit(clean answer) - logit(patch answer) at the last pos
 1. Divide the pairs into training and held-out pairs.
 2. Score every memory on the training pairs. `integrated` (default): integrated gradients along the line from the input
    of the patch prompt to that of the clean prompt. A memory's score is the mean gradient of the metric times the change
-   of its coefficient, summed over positions. `relevance`: its relevance in the frozen network of the clean prompt.
+   of its coefficient, summed over positions. `patching` (attribution patching): the gradient at the clean prompt only.
+   `relevance`: the memory's relevance in the frozen network of the clean prompt.
 3. Rank memories by the absolute score. For each size k, keep the first k memories and set every other one to its mean
    over the patch prompts of the training pairs, position by position if all prompts have the same length.
 4. Faithfulness on held-out pairs: F = (m(C) - m(none)) / (m(all) - m(none)), where m is the mean metric. Complement:
@@ -43,7 +44,7 @@ from memlens.progress import Progress, no_progress
 from memlens.tracer.intervention import Edit, Intervention
 from memlens.tracer.prompt import Source, open_model, read_prompt, read_token
 
-Method = Literal["integrated", "relevance"]
+Method = Literal["integrated", "relevance", "patching"]
 _FILE_LIMIT = 64 << 20  # bytes
 _NAMES = ("clean_prefix", "patch_prefix", "clean_answer", "patch_answer")
 _LEAST_PAIRS = 8
@@ -172,6 +173,7 @@ def task_circuit(
     model: Source,
     pairs: Sequence[Pair] | str | Path,
     *,
+    held_out: Sequence[Pair] | str | Path | None = None,
     method: Method = "integrated",
     steps: int = 10,
     test: float = 0.4,
@@ -186,9 +188,11 @@ def task_circuit(
     Args:
         model: A model or an index.
         pairs: Pairs, or a file that `read_pairs` reads.
-        method: How memories are scored: `integrated` gradients over inputs, or `relevance` in the frozen network.
+        held_out: Pairs to measure the circuit on, or a file. Default: a part of the pairs.
+        method: How memories are scored: `integrated` gradients over inputs, `patching` (gradients at the clean prompt),
+            or `relevance` in the frozen network.
         steps: Points on the line between the two inputs; fewer than 10 change the first memories.
-        test: Share of the pairs that is held out.
+        test: Share of the pairs that is held out if `held_out` is not given.
         random_sets: Random sets per size, with as many memories of each layer.
         seed: Seed of the division and of random sets.
         progress: Called with the number of finished pairs and evaluated sizes.
@@ -200,18 +204,28 @@ def task_circuit(
     loaded, _ = open_model(model)
     rows = read_pairs(pairs) if isinstance(pairs, str | Path) else list(pairs)
     _check_settings(rows, steps, test, random_sets)
-    encoded = [_encode(loaded, pair, number) for number, pair in enumerate(rows, 1)]
-    order = np.random.default_rng(seed).permutation(len(rows)).tolist()
-    held_out_count = max(2, round(test * len(rows)))
-    held_out, training = (
-        _batches(loaded, encoded, order[:held_out_count]),
-        _batches(loaded, encoded, order[held_out_count:]),
-    )
-    accuracy = _check_ability(loaded, [*held_out, *training])
-    means = _mean_coefficients(loaded, training)
-    score = partial(_integrated_scores, steps=steps) if method == "integrated" else _relevance_scores
-    scores = _mean_scores(loaded, training, score, progress)
-    return _measure(loaded, held_out, scores, means, method, accuracy, len(rows), random_sets, seed, progress)
+    encoded = [_encode(loaded, pair, f"pair {number}") for number, pair in enumerate(rows, 1)]
+    if held_out is None:
+        order = np.random.default_rng(seed).permutation(len(rows)).tolist()
+        count = max(2, round(test * len(rows)))
+        training, measured = [encoded[i] for i in order[count:]], [encoded[i] for i in order[:count]]
+    else:
+        others = read_pairs(held_out) if isinstance(held_out, str | Path) else list(held_out)
+        if len(others) < _LEAST_PAIRS:
+            raise SettingError(f"{len(others)} held-out pairs are too few; give at least {_LEAST_PAIRS}")
+        training = encoded
+        measured = [_encode(loaded, pair, f"held-out pair {number}") for number, pair in enumerate(others, 1)]
+    train, test_batches = _batches(loaded, training), _batches(loaded, measured)
+    accuracy = _check_ability(loaded, [*test_batches, *train])
+    means = _mean_coefficients(loaded, train)
+    score = {
+        "integrated": partial(_integrated_scores, points=[(step + 0.5) / steps for step in range(steps)]),
+        "patching": partial(_integrated_scores, points=[1.0]),
+        "relevance": _relevance_scores,
+    }[method]
+    scores = _mean_scores(loaded, train, score, progress)
+    pair_count = len(training) + len(measured)
+    return _measure(loaded, test_batches, scores, means, method, accuracy, pair_count, random_sets, seed, progress)
 
 
 def _check_settings(rows: Sequence[Pair], steps: int, test: float, random_sets: int) -> None:
@@ -225,33 +239,31 @@ def _check_settings(rows: Sequence[Pair], steps: int, test: float, random_sets: 
         raise SettingError(f"--random-sets is {random_sets}; it must be 1 or more")
 
 
-def _encode(model: MemoryModel, pair: Pair, number: int) -> tuple[list[int], list[int], list[int]]:
+def _encode(model: MemoryModel, pair: Pair, name: str) -> tuple[list[int], list[int], list[int]]:
     """Return the tokens of both prompts, BOS included, and of both answers."""
     clean, patch = (read_prompt(model, text).fed()[0].tolist() for text in (pair.clean_prefix, pair.patch_prefix))
     if len(clean) != len(patch):
         raise SettingError(
-            f"pair {number}: the clean prompt has {len(clean)} tokens and the patch prompt {len(patch)}; "
+            f"{name}: the clean prompt has {len(clean)} tokens and the patch prompt {len(patch)}; "
             "both need the same number"
         )
-    check_length(len(clean), f"pair {number}: the clean prompt")
+    check_length(len(clean), f"{name}: the clean prompt")
     answers = []
     for answer in (pair.clean_answer, pair.patch_answer):
         try:
             answers.append(read_token(model, answer))
         except UnknownName as error:
-            raise SettingError(f"pair {number}: the answer {error}") from error
+            raise SettingError(f"{name}: the answer {error}") from error
     if answers[0] == answers[1]:
-        raise SettingError(f"pair {number}: both answers are {pair.clean_answer!r}; they must differ")
+        raise SettingError(f"{name}: both answers are {pair.clean_answer!r}; they must differ")
     return clean, patch, answers
 
 
-def _batches(
-    model: MemoryModel, encoded: Sequence[tuple[list[int], list[int], list[int]]], chosen: Sequence[int]
-) -> list[_Batch]:
+def _batches(model: MemoryModel, encoded: Sequence[tuple[list[int], list[int], list[int]]]) -> list[_Batch]:
     """Group pairs by length, with at most _BATCH_TOKENS tokens at a time."""
     by_length: dict[int, list[tuple[list[int], list[int], list[int]]]] = defaultdict(list)
-    for number in chosen:
-        by_length[len(encoded[number][0])].append(encoded[number])
+    for row in encoded:
+        by_length[len(row[0])].append(row)
     batches = []
     for length, rows in sorted(by_length.items()):
         size = max(1, _BATCH_TOKENS // length)
@@ -315,8 +327,11 @@ def _mean_scores(
     return {layer: amount / total for layer, amount in sums.items()}
 
 
-def _integrated_scores(model: MemoryModel, batch: _Batch, *, steps: int) -> dict[int, Tensor]:
-    """Return the sum over pairs of integrated gradients from patch to clean input, layer -> [memories]."""
+def _integrated_scores(model: MemoryModel, batch: _Batch, *, points: Sequence[float]) -> dict[int, Tensor]:
+    """Return the sum over pairs of mean gradients times changes, layer -> [memories].
+
+    `points` are the places of the gradients on the line from the patch input (0) to the clean input (1).
+    """
     inputs = [_first_inputs(model, tokens) for tokens in (batch.patch, batch.clean)]
     changes: dict[int, Tensor] = {}
     for tokens, sign in ((batch.patch, -1), (batch.clean, 1)):
@@ -325,11 +340,10 @@ def _integrated_scores(model: MemoryModel, batch: _Batch, *, steps: int) -> dict
         for layer, m in recording.coefficients.items():
             changes[layer] = changes.get(layer, torch.zeros_like(m)) + sign * m
     gradients = {layer: torch.zeros_like(change) for layer, change in changes.items()}
-    for step in range(steps):
-        at = (step + 0.5) / steps
+    for at in points:
         states = inputs[0] + at * (inputs[1] - inputs[0])
         for layer, gradient in _gradients(model, batch, states).items():
-            gradients[layer] += gradient / steps
+            gradients[layer] += gradient / len(points)
     return {layer: (gradients[layer] * change).sum((0, 1)).double() for layer, change in changes.items()}
 
 

@@ -35,7 +35,7 @@ _PROMPT, _TASK = "Circuit of a prompt", "Circuit of a task"
 _SOURCES = 3  # strongest edges into a memory that are printed
 _MEMORIES = 20  # memories of a task's circuit that are printed
 _GATES = ("value", "half")
-_METHODS = ("integrated", "relevance")
+_METHODS = ("integrated", "relevance", "patching")
 
 
 @with_screen(json=True)
@@ -75,10 +75,19 @@ def circuit(
             rich_help_panel=_TASK,
         ),
     ] = None,
+    held_out: Annotated[
+        Path | None,
+        typer.Option(
+            "--held-out",
+            metavar="FILE",
+            help="Pairs to measure the circuit on. Default: 40% of the pairs.",
+            rich_help_panel=_TASK,
+        ),
+    ] = None,
     method: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Score memories by integrated (default) or relevance.", rich_help_panel=_TASK
+            metavar="NAME", help="Score memories by integrated (default), relevance or patching.", rich_help_panel=_TASK
         ),
     ] = None,
     steps: Annotated[
@@ -111,7 +120,7 @@ def circuit(
         "--svg": svg,
         "--heads": heads,
     }
-    of_task = {"--method": method, "--steps": steps, "--seed": seed}
+    of_task = {"--held-out": held_out, "--method": method, "--steps": steps, "--seed": seed}
     if (prompt is None) == (pairs is None):
         raise SettingError("name either a PROMPT or a file of --pairs")
     refuse_others("a prompt", of_task, []) if pairs is None else refuse_others("--pairs", of_prompt, [])
@@ -126,7 +135,7 @@ def circuit(
     check_outputs({"--save": (save, is_ours), "--svg": (svg, is_svg)}, force=force)
     place: dict[str, Any] = {"where": where, "device": device, "dtype": dtype}
     if pairs is not None:
-        given = {"method": method, "steps": steps, "seed": seed}
+        given = {"held_out": held_out, "method": method, "steps": steps, "seed": seed}
         _show_task(screen, model, pairs, save, force, {k: v for k, v in given.items() if v is not None}, place)
         return
     from memlens.circuits.graph import circuit as find_circuit
@@ -145,7 +154,7 @@ def circuit(
 
 def _check_choice(option: str, value: str | None, choices: tuple[str, ...]) -> None:
     if value is not None and value not in choices:
-        raise SettingError(f"{option} is '{value}'; it must be {' or '.join(choices)}")
+        raise SettingError(f"{option} is '{value}'; it must be {', '.join(choices[:-1])} or {choices[-1]}")
 
 
 def _print_circuit(screen: Screen, graph: Circuit) -> None:
@@ -233,6 +242,7 @@ def _show_task(
     from memlens.tracer.prompt import open_model
 
     rows = read_pairs(pairs)
+    options = {name: read_pairs(value) if name == "held_out" else value for name, value in options.items()}
     with ProgressBar(screen) as progress:
         loaded, index = open_model(model, **place)
         result = task_circuit(loaded, rows, progress=progress, **options)
