@@ -462,6 +462,7 @@ def site(
     out: Source,
     layers: str | Sequence[int] | None = None,
     top: int = 10,
+    circuits: Sequence[Source] = (),
     force: bool = False,
     progress: Progress = no_progress,
 ) -> Path:
@@ -472,6 +473,7 @@ def site(
         out: Folder to write to.
         layers: Layers to include, "0-5,11" or numbers. None includes all layers.
         top: Number of top and of bottom triggers per memory.
+        circuits: Circuits saved by `memlens circuit --save`, to include as a page.
         force: Write to a folder with files that memlens did not write.
         progress: Called with the name of the step, the completed work and the total.
 
@@ -484,8 +486,8 @@ def site(
     from memlens.web.static_site import make_site
 
     layer_numbers = parse_layers(layers) if isinstance(layers, str) else layers
-    folder = _open_current(index).folder
-    return make_site(folder, Path(out), layers=layer_numbers, top=top, force=force, progress=progress)
+    folder, files = _open_current(index).folder, [Path(path) for path in circuits]
+    return make_site(folder, Path(out), layers=layer_numbers, top=top, circuits=files, force=force, progress=progress)
 
 
 def compare(

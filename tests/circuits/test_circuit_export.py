@@ -8,9 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from memlens.circuits.export import attribution_graph, draw_svg, save_graph, save_svg
-from memlens.circuits.graph import Circuit, circuit
-from memlens.errors import OutputError
+from memlens.circuits.export import attribution_graph, draw_svg, load_graph, save_graph, save_svg
+from memlens.circuits.graph import circuit
+from memlens.circuits.result import Circuit
+from memlens.errors import FilesError, OutputError
 
 # circuit-tracer's graph_models.py and Neuronpedia's graph-schema.json: required fields and their types
 METADATA = {"slug": str, "scan": str, "prompt_tokens": list, "prompt": str, "schema_version": int}
@@ -100,3 +101,25 @@ def test_files_of_users_are_not_replaced(save: Any, graph: Circuit, tmp_path: Pa
     (tmp_path / "mine").write_text("my notes", encoding="utf-8")
     with pytest.raises(OutputError, match="was not made by memlens"):
         save(graph, tmp_path / "mine")
+
+
+def test_a_saved_circuit_is_read_again(graph: Circuit, tmp_path: Path) -> None:
+    save_graph(graph, tmp_path / "graph.json")
+    assert load_graph(tmp_path / "graph.json").to_json() == graph.to_json()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{]", "is not a circuit saved by memlens"),
+        ('{"metadata": {}, "nodes": [], "links": []}', "missing required field `prompt`"),
+        (None, "no node 'L9'"),
+    ],
+)
+def test_files_that_are_no_circuits_are_rejected(
+    document: dict[str, Any], tmp_path: Path, content: str | None, message: str
+) -> None:
+    broken = {**document, "links": [{"source": "L9", "target": "L9", "weight": 1.0}]}
+    (tmp_path / "graph.json").write_text(json.dumps(broken) if content is None else content, encoding="utf-8")
+    with pytest.raises(FilesError, match=message):
+        load_graph(tmp_path / "graph.json")

@@ -8,7 +8,8 @@ import torch
 
 import memlens
 from memlens.circuits.frozen import frozen_pass
-from memlens.circuits.graph import Circuit, circuit
+from memlens.circuits.graph import circuit
+from memlens.circuits.result import Circuit
 from memlens.errors import SettingError, UnknownName
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import tiny_model, tiny_network, tiny_tokenizer

@@ -17,7 +17,7 @@ from memlens.web.rendering import PAGES
 
 Run = Callable[..., tuple[int, str, str]]
 PROMPT = "The river runs to the"
-COVERED = {"/", "/search", "/trace", "/steer", "/collections", "/annotate", "/compare"}
+COVERED = {"/", "/search", "/trace", "/circuit", "/steer", "/collections", "/annotate", "/compare"}
 
 
 def text_of(html: str) -> str:
@@ -132,6 +132,17 @@ def test_what_fires_on_a_text(client: TestClient, index: Index, run: Run, model_
     html = client.get("/search", params={"q": PROMPT, "in": "fires"}).text
     reasons = [f"{100 * one['relative']:.0f}% of its range" for one in answer["found"]]
     assert [one.split(",")[0] for one in found(r'class="why[^"]*">([^<]*)<', html)] == reasons
+
+
+def test_a_circuit(client: TestClient, index: Index, run: Run, model_folder: Path) -> None:
+    shown = command(run, "circuit", index.folder, PROMPT, "--model", model_folder, "--nodes", 6)
+    answer = client.get("/api/circuit", params={"prompt": PROMPT, "nodes": 6}).json()
+    assert [node["id"] for node in answer["nodes"]] == [node["id"] for node in shown["nodes"]]
+    assert [edge["weight"] for edge in answer["edges"]] == pytest.approx(
+        [edge["weight"] for edge in shown["edges"]], abs=1e-5
+    )
+    html = client.get("/circuit", params={"prompt": PROMPT, "nodes": 6}).text  # its script draws the JSON
+    assert PROMPT in html and 'name="nodes" type="number" min="1" max="200" value="6"' in html
 
 
 def test_a_trace(client: TestClient, index: Index, run: Run, model_folder: Path) -> None:

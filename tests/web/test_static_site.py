@@ -16,8 +16,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 import memlens
+from memlens.circuits.export import save_graph
 from memlens.index.memory import read_memory
 from memlens.index.reader import Index
+from memlens.models.memory_model import MemoryModel
 from memlens.web.static_site import localized, shard_of
 
 MANY = 50  # more triggers than any list has
@@ -63,6 +65,19 @@ def test_every_page_of_a_memory_is_that_of_the_workbench(
         for end, page in zip(("top", "bottom")[: len(pages)], pages, strict=True):
             answer = client.get(f"/m/{name}", params={} if end == "top" else {"end": end})
             assert without_model(page) == localized(without_model(main_of(answer.text))), name
+
+
+def test_saved_circuits_are_a_page(index: Index, model: MemoryModel, tmp_path: Path) -> None:
+    graph = memlens.circuit(model, "The river runs", nodes=5)
+    save_graph(graph, tmp_path / "circuit.json")
+    page = memlens.site(index, out=tmp_path / "site", layers=[0], circuits=[tmp_path / "circuit.json"])
+    assert data(page.parent, "circuits/0") == graph.to_json()
+    text = (page.parent / "circuit.html").read_text()
+    assert "The river runs" in text and 'data-site="circuit"' in text and 'href="circuit.html"' in page.read_text()
+
+
+def test_without_saved_circuits_there_is_no_page_of_them(site: Path) -> None:
+    assert not (site / "circuit.html").exists() and "circuit.html" not in (site / "index.html").read_text()
 
 
 def test_saved_names_stars_and_lists_are_in_the_site_but_notes_are_not(

@@ -15,14 +15,18 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from memlens.circuits.graph import Circuit, Node
-from memlens.files import refuse_output, replacing
+import msgspec
+
+from memlens.circuits.result import Circuit, Edge, Node
+from memlens.errors import FilesError
+from memlens.files import read_limited, refuse_output, replacing
 from memlens.text import cut_right, visible
 
 _GRAPH_START = b'{"metadata": {"generator": {"name": "memlens"'
 _SVG_START = b'<svg xmlns="http://www.w3.org/2000/svg" data-generator="memlens"'
+_FILE_LIMIT = 256 << 20  # bytes
 _TYPES = {
     "memory": "cross layer transcoder",
     "embedding": "embedding",
@@ -84,6 +88,8 @@ def attribution_graph(circuit: Circuit, groups: Mapping[str, Sequence[str]] | No
             "transcoder_list": [],
             "prompt_tokens": list(circuit.tokens),
             "prompt": circuit.prompt,
+            "against": circuit.against,
+            "shift": circuit.shift,
             "node_threshold": 1.0,
             "schema_version": 1,
         },
@@ -101,6 +107,86 @@ def attribution_graph(circuit: Circuit, groups: Mapping[str, Sequence[str]] | No
             {"source": ids[edge.source], "target": ids[edge.target], "weight": edge.weight} for edge in circuit.edges
         ],
     }
+
+
+class _SavedName(msgspec.Struct):
+    id: str
+    kind: Literal["memory", "embedding", "others", "bias", "target"]
+    name: str
+    label: str
+
+
+class _SavedNode(msgspec.Struct):
+    node_id: str
+    feature: int
+    layer: str
+    ctx_idx: int
+    relevance: float
+    activation: float | None
+    token_prob: float
+    memlens: _SavedName
+
+
+class _SavedMetadata(msgspec.Struct):
+    prompt: str
+    prompt_tokens: list[str]
+    scan: str
+    against: str | None
+    shift: int
+
+
+class _SavedGraph(msgspec.Struct):
+    metadata: _SavedMetadata
+    nodes: list[_SavedNode]
+    links: list[Edge]
+
+
+def load_graph(path: str | Path) -> Circuit:
+    """Read a circuit that `save_graph` wrote. Edges are not split by head.
+
+    Raises:
+        FilesError: The file cannot be read or is not a circuit of memlens.
+    """
+    try:
+        saved = msgspec.json.decode(read_limited(Path(path), _FILE_LIMIT), type=_SavedGraph)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FilesError(f"{path} is not a circuit saved by memlens ({error}); save it again") from error
+    metadata, ids = saved.metadata, {node.node_id: node.memlens.id for node in saved.nodes}
+    targets = [node for node in saved.nodes if node.memlens.kind == "target"]
+    ends = (end for link in saved.links for end in (link.source, link.target))
+    problem = next((f"no node '{end}'" for end in ends if end not in ids), "")
+    if problem or len(targets) != 1:
+        raise FilesError(f"{path} is not a circuit saved by memlens ({problem or 'no target'}); save it again")
+    (target,) = targets
+    nodes = []
+    for node in saved.nodes:
+        kind = node.memlens.kind
+        nodes.append(
+            Node(
+                node.memlens.id,
+                kind,
+                int(node.layer) if kind in ("memory", "others") and node.layer.isdigit() else None,
+                None if kind in ("others", "bias") else node.ctx_idx - metadata.shift,
+                node.memlens.name,
+                node.relevance,
+                node.activation,
+                node.memlens.label,
+                None if node.feature < 0 else node.feature,
+            )
+        )
+    return Circuit(
+        metadata.prompt,
+        tuple(metadata.prompt_tokens),
+        target.memlens.name,
+        metadata.against,
+        target.relevance,
+        tuple(nodes),
+        tuple(Edge(ids[link.source], ids[link.target], link.weight) for link in saved.links),
+        metadata.scan,
+        int(target.layer),
+        target.token_prob,
+        metadata.shift,
+    )
 
 
 def _influences(circuit: Circuit) -> dict[str, float]:
@@ -142,6 +228,7 @@ def _graph_node(circuit: Circuit, node: Node, graph_id: str, influence: float) -
         "clerp": f"{node.name}: {node.label}" if node.label else _target_label(circuit, node),
         "influence": influence,
         "relevance": node.relevance,
+        "memlens": {"id": node.id, "kind": node.kind, "name": node.name, "label": node.label},
         "activation": node.coefficient,
         "token_prob": circuit.probability if node.kind == "target" else 0.0,
         "is_target_logit": node.kind == "target",

@@ -218,12 +218,12 @@ def task_circuit(
     train, test_batches = _batches(loaded, training), _batches(loaded, measured)
     accuracy = _check_ability(loaded, [*test_batches, *train])
     means = _mean_coefficients(loaded, train)
-    score = {
+    scorers: dict[Method, Callable[[MemoryModel, _Batch], dict[int, Tensor]]] = {
         "integrated": partial(_integrated_scores, points=[(step + 0.5) / steps for step in range(steps)]),
         "patching": partial(_integrated_scores, points=[1.0]),
         "relevance": _relevance_scores,
-    }[method]
-    scores = _mean_scores(loaded, train, score, progress)
+    }
+    scores = _mean_scores(loaded, train, scorers[method], progress)
     pair_count = len(training) + len(measured)
     return _measure(loaded, test_batches, scores, means, method, accuracy, pair_count, random_sets, seed, progress)
 

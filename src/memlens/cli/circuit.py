@@ -26,7 +26,7 @@ from memlens.errors import SettingError
 from memlens.text import cut_left, cut_right, number, percent, quoted, visible
 
 if TYPE_CHECKING:
-    from memlens.circuits.graph import Circuit, Edge, Node
+    from memlens.circuits.result import Circuit, Edge, Node
     from memlens.circuits.task import TaskCircuit
     from memlens.index.reader import Index
     from memlens.models.memory_model import MemoryModel

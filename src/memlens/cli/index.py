@@ -195,12 +195,18 @@ def site(
     out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="Folder to write the site to.")],
     layers: Annotated[str | None, typer.Option(metavar="0-5,11", help="Layers to include. Default: all.")] = None,
     top: Annotated[int, typer.Option(metavar="N", help="Triggers per end of a memory.")] = 10,
+    circuit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Circuit to include, from `circuit --save`. Can be repeated."),
+    ] = None,
     force: Force = False,
 ) -> None:
     """Write the workbench as static files for any web host or for opening from disk."""
     refuse_without_workbench()
     with ProgressBar(screen, first="site") as progress:
-        first = memlens.site(index, out=out, layers=layers, top=top, force=force, progress=progress)
+        first = memlens.site(
+            index, out=out, layers=layers, top=top, circuits=circuit or (), force=force, progress=progress
+        )
     sizes = [path.stat().st_size for path in first.parent.rglob("*") if path.is_file()]
     if screen.as_json:
         screen.json({"site": str(first.parent), "page": str(first), "files": len(sizes), "bytes": sum(sizes)})

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from memlens import __version__
 from memlens.errors import MemlensError, SettingError
 from memlens.web import rendering
-from memlens.web.pages import annotate, collections, compare, memory, overview, search, trace
+from memlens.web.pages import annotate, circuit, collections, compare, memory, overview, search, trace
 from memlens.web.rendering import Json, page, status_of
 from memlens.web.security import Access, Guard
 from memlens.web.workbench import Workbench
@@ -27,7 +27,7 @@ from memlens.web.workbench import Workbench
 _THREADS = 8
 _MAX_CONNECTIONS = 512
 _SHUTDOWN_SECONDS = 5
-PAGES = (overview, memory, search, trace, collections, annotate, compare)
+PAGES = (overview, memory, search, trace, circuit, collections, annotate, compare)
 
 
 def create_app(workbench: Workbench, access: Access | None = None) -> FastAPI:

@@ -199,6 +199,7 @@ PAGES = (
     ("/", "Overview"),
     ("/search", "Search"),
     ("/trace", "Trace"),
+    ("/circuit", "Circuit"),
     ("/steer", "Steer"),
     ("/collections", "Collections"),
     ("/annotate", "Annotate"),

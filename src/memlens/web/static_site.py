@@ -1,6 +1,7 @@
 """The workbench as static files (`memlens site`), for readers without a server.
 
-    index.html, search.html, memory.html, collections.html, report.html     pages made from the workbench's templates
+    index.html, search.html, memory.html, collections.html, circuit.html,
+    report.html pages made from the workbench's templates; circuit.html only if there are saved circuits
     static/     styles and scripts; site.js answers in place of the server
     data/       pages/ every memory's page, lines/ every memory as a search result, triggers/ values/ patterns/ the
                 memories of a word, token or pattern; statistics, maps and charts
@@ -31,6 +32,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
+from memlens.circuits.export import load_graph
+from memlens.circuits.result import Circuit
 from memlens.errors import SettingError
 from memlens.files import explain_os_errors, prepare_output_folder, replacing
 from memlens.index.memory import MemoryRecord, read_memory, read_summaries
@@ -49,7 +52,7 @@ from memlens.web.rendering import render, static_files, vega_file
 from memlens.web.workbench import ServedIndex, Workbench
 
 # index.html is removed first and written last: a site without it is incomplete
-PAGES = ("index.html", "search.html", "memory.html", "collections.html", "report.html", "404.html")
+PAGES = ("index.html", "search.html", "memory.html", "collections.html", "circuit.html", "report.html", "404.html")
 _PAGES_PER_FILE = 32
 _LINES_PER_FILE = 256
 _MEMORIES_PER_READ = 512
@@ -59,7 +62,7 @@ _NAV = (("/", "Overview"), ("/search", "Search"), ("/collections", "Collections"
 _ABSENT: dict[str, Any] = {"related": None, "expert": None, "contexts": {}}  # variables that a site does not have
 _WORD = re.compile(r"\w+")
 _MAIN = '<main id="main" tabindex="-1">'
-_MODULES = ("overview.js", "search.js", "memory.js")
+_MODULES = ("overview.js", "search.js", "memory.js", "circuit.js")
 _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE)
 _ADDRESS = re.compile(r'\b(href|src|action)="/([^"]*)"')
 
@@ -136,6 +139,7 @@ def make_site(
     *,
     layers: Sequence[int] | None = None,
     top: int = 10,
+    circuits: Sequence[str | Path] = (),
     force: bool = False,
     progress: Progress = no_progress,
 ) -> Path:
@@ -144,11 +148,13 @@ def make_site(
     Args:
         layers: Layers to include. Default: all.
         top: Triggers per memory and end.
+        circuits: Saved circuits to include.
         force: Replace an existing site.
     """
     if top < 1:
         raise SettingError(f"--top is {top}; it must be at least 1")
-    site = _Site(SiteIndex(folder, layers), out, top, progress)
+    graphs = [load_graph(path) for path in circuits]
+    site = _Site(SiteIndex(folder, layers), out, top, graphs, progress)
     prepare_output_folder(out, force=force, replaced=(*PAGES, "data", "static"))
     with explain_os_errors(out):
         site.write()
@@ -156,8 +162,9 @@ def make_site(
 
 
 class _Site:
-    def __init__(self, index: SiteIndex, out: Path, top: int, progress: Progress) -> None:
-        self.index, self.out, self.top, self.progress = index, out, top, progress
+    def __init__(self, index: SiteIndex, out: Path, top: int, circuits: list[Circuit], progress: Progress) -> None:
+        self.index, self.out, self.top, self.circuits, self.progress = index, out, top, circuits, progress
+        self.nav = (*_NAV[:2], ("/circuit", "Circuit"), *_NAV[2:]) if circuits else _NAV
         self.bench = SiteBench(index)
         self.ends = ("top", "bottom") if has_bottom(index) else ("top",)
         self.triggers: dict[str, list[int]] = defaultdict(list)
@@ -305,7 +312,7 @@ class _Site:
     # Pages
 
     def render(self, template: str, path: str, **content: Any) -> str:
-        return localized(render(template, self.bench, path, _NAV, is_site=True, **content))
+        return localized(render(template, self.bench, path, self.nav, is_site=True, **content))
 
     def write_static(self) -> None:
         (self.out / "static").mkdir()
@@ -329,6 +336,7 @@ class _Site:
         self.write_page(
             "collections.html", "collections", self.render("collections.html", "/collections", problems=(), **saved)
         )
+        self.write_circuits()
         view = self.view_of(self.names[0])
         page = self.render("memory.html", "/m", kept=None, **_ABSENT, **memory_content(self.index, view, "top"))
         head, _, rest = page.partition(_MAIN)
@@ -339,6 +347,16 @@ class _Site:
         self.write_page("404.html", "", _LOST)
         overview = self.render("overview.html", "/", sections=None, routing=[], **overview_content(self.bench))
         self.write_page("index.html", "overview", overview)
+
+    def write_circuits(self) -> None:
+        """Write the page of saved circuits, if there are any, and a data file for each."""
+        if not self.circuits:
+            return
+        for number, graph in enumerate(self.circuits):
+            self.data(f"circuits/{number}", graph.to_json())
+        titles = [f"{graph.prompt} → {graph.token}" for graph in self.circuits]
+        page = self.render("circuit.html", "/circuit", files=titles, prompt="")
+        self.write_page("circuit.html", "circuit", page)
 
     def write_page(self, name: str, kind: str, page: str) -> None:
         """Write a page of the workbench with site.js instead of its scripts."""
@@ -354,7 +372,7 @@ _LOST = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Not found</title></head>
 <body><p>There is no page at this address.</p>
 <script>
-const found = /^(.*\\/)(m\\/([^/]+)|search|collections|report)\\/?$/.exec(location.pathname);
+const found = /^(.*\\/)(m\\/([^/]+)|search|collections|circuit|report)\\/?$/.exec(location.pathname);
 if (found && found[3]) location.replace(`${found[1]}memory.html?name=${found[3]}${location.search.replace("?", "&")}`);
 else if (found) location.replace(`${found[1]}${found[2]}.html${location.search}`);
 </script></body></html>

@@ -41,7 +41,7 @@ COLUMNS = 64  # of the grid on a page
 MAX_CHARACTERS = 10_000
 MAX_TOKENS = 200  # of a continuation
 _LISTED = 10  # tokens and memories of an opened cell
-_EXAMPLES = ("The capital of France is", "In 1990 the", "The river runs to the sea and")
+EXAMPLES = ("The capital of France is", "In 1990 the", "The river runs to the sea and")
 
 Text = Annotated[str, Query(max_length=MAX_CHARACTERS, description="The prompt.")]
 Prompt = Annotated[str, Query(min_length=1, max_length=MAX_CHARACTERS, description="The prompt.")]
@@ -271,7 +271,7 @@ async def trace_page(
         check_prompt_length(model, prompt, bench.live.prompt_tokens)
         grid = read_grid(model, prompt, valid.sets, bench.kept)
         content = _cell_content(bench, model, valid) | {"columns": _columns(grid, at)}
-        return page(request, "trace.html", status, grid=grid, problem=problem, examples=_EXAMPLES, **content)
+        return page(request, "trace.html", status, grid=grid, problem=problem, examples=EXAMPLES, **content)
 
     problem, status = "", 200
     if prompt and bench.status == READY:
@@ -279,7 +279,7 @@ async def trace_page(
             return await run_model(request, bench, show)
         except MemlensError as error:
             problem, status = str(error), status_of(error)
-    return page(request, "trace.html", status, grid=None, problem=problem, examples=_EXAMPLES, address=address)
+    return page(request, "trace.html", status, grid=None, problem=problem, examples=EXAMPLES, address=address)
 
 
 @router.get("/trace/cell", response_class=HTMLResponse, include_in_schema=False)
@@ -347,7 +347,7 @@ async def read_trace_answer(
 
 @router.get("/steer", response_class=HTMLResponse, include_in_schema=False)
 def steer_page(request: Request, bench: Bench, prompt: Text = "") -> HTMLResponse:
-    return page(request, "steer.html", prompt=prompt or _EXAMPLES[-1], folder=bench.folder)
+    return page(request, "steer.html", prompt=prompt or EXAMPLES[-1], folder=bench.folder)
 
 
 _LINES: dict[int | str, dict[str, Any]] = {

@@ -39,7 +39,7 @@ globalThis.memlensSite = (() => {
     const [path, query = ""] = address.split("?");
     const more = query ? `?${query}` : "";
     if (path.startsWith("/m/")) return `memory.html?name=${path.slice(3)}${query ? `&${query}` : ""}`;
-    return { "/": "index.html", "/search": "search.html", "/collections": "collections.html", "/report": "report.html" }[path] + more;
+    return { "/": "index.html", "/search": "search.html", "/collections": "collections.html", "/circuit": "circuit.html", "/report": "report.html" }[path] + more;
   }
 
   // Names: every group of memories (a layer, or an expert) has a prefix and its first row in the site's order
@@ -104,6 +104,7 @@ globalThis.memlensSite = (() => {
       return map(by ?? "max", Number(room ?? 4096), sort ?? "place");
     }
     if (pathname === "/api/charts") return data("charts");
+    if (pathname === "/api/circuit") return data(`circuits/${Number(searchParams.get("file"))}`);
     if (pathname.startsWith("/api/brief/")) {
       const row = await rowOf(pathname.slice(11));
       if (row === null) throw new Error("this memory does not exist");
@@ -271,6 +272,7 @@ globalThis.memlensSite = (() => {
     const showError = (error) => document.getElementById("main").append(Object.assign(document.createElement("p"), { className: "note error", textContent: error.message }));
     if (kind === "memory") showMemory(document.getElementById("main"), asked).catch(showError);
     if (kind === "search") showSearch(asked).catch(showError);
+    if (kind === "circuit") run("static/circuit.js").catch(showError);
     if (kind === "overview") {
       for (const choice of [document.getElementById("by"), document.getElementById("sort")]) {
         if ([...choice.options].some((one) => one.value === asked.get(choice.id))) choice.value = asked.get(choice.id);
