@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from people import DAY, NEWS, PRESS, label
 
 import memlens
@@ -186,6 +187,14 @@ def test_nothing_is_written_if_the_block_raises(log: AnnotationLog) -> None:
         events.append(make_event("d"))
         raise ZeroDivisionError
     assert log.path.read_bytes() == content
+
+
+def test_nothing_is_written_while_another_process_holds_the_lock(
+    log: AnnotationLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "_LOCK_SECONDS", 0)
+    with FileLock(f"{log.path}.lock"), pytest.raises(FilesError, match="is locked by another process"), log.appending():
+        pass
 
 
 @pytest.mark.parametrize("step", ["write", "fsync"])

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import memlens
+from family_list import sweep_others
 from memlens.models.groups import MemoryGroup
 from memlens.models.hooks import on_input
 from memlens.models.memory_model import MemoryModel
@@ -194,12 +195,13 @@ def check_counts(index: memlens.Index, family: str, per_sentence: str, dedup: st
     assert bool(lists) == any(layer.gated for layer in the_model(family).layers)
 
 
-EVERY_FAMILY = [(family, "best", "prefix", 4, 100) for family in FAMILIES + MIXTURES]
-CHOICES = [(*choice, 6, 64) for choice in product(("best", "all"), ("prefix", "sentence", "none"))]
-EVERY_CHOICE = [("llama", *choice) for choice in CHOICES] + [
-    pytest.param(family, *choice, marks=pytest.mark.sweep)
-    for family in ("gpt2", "gpt_neox", "gemma2", "qwen2_moe")
-    for choice in CHOICES
+EVERY_FAMILY = sweep_others((family, "best", "prefix", 4, 100) for family in FAMILIES + MIXTURES)
+BY_DEFAULT = (("llama", "all", "prefix"), ("llama", "best", "sentence"), ("llama", "all", "none"))
+EVERY_CHOICE = [
+    pytest.param(*choice, 6, 64, marks=() if choice in BY_DEFAULT else pytest.mark.sweep)
+    for choice in product(
+        ("gpt2", "llama", "gpt_neox", "gemma2", "qwen2_moe"), ("best", "all"), ("prefix", "sentence", "none")
+    )
 ]
 
 

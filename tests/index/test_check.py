@@ -3,7 +3,7 @@
 import json
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
@@ -116,14 +116,26 @@ def test_a_seal_does_not_depend_on_whether_names_are_numbers(tmp_path: Path) -> 
     ],
 )
 def test_files_that_are_whole_but_of_different_scans_are_not_of_one_piece(index, column, value, words) -> None:
+    change_a_trigger(index, column, lambda row: value)
+    (finding,) = memlens.check(index).damaged
+    assert finding.file == "triggers.parquet" and words in finding.detail
+
+
+def test_a_position_at_the_end_of_a_sentence_is_one_too_many(index: Path) -> None:
+    sentences = pq.read_table(index / "corpus.parquet").to_pylist()
+    change_a_trigger(index, "position", lambda row: len(sentences[row["sentence"]]["tokens"]))
+    (finding,) = memlens.check(index).damaged
+    assert finding.file == "triggers.parquet" and "which is shorter" in finding.detail
+
+
+def change_a_trigger(index: Path, column: str, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change a row of the triggers, with the right checksum in the manifest."""
     path = index / "triggers.parquet"
     rows = pq.read_table(path).to_pylist()
-    rows[5][column] = value
+    rows[5][column] = change(rows[5])
     pq.write_table(pa.Table.from_pylist(rows, TRIGGERS_SCHEMA), path)
     with changing_manifest(index) as manifest:
         manifest["files"][path.name] = {"bytes": path.stat().st_size, "sha256": checksum(path)}
-    (finding,) = memlens.check(index).damaged
-    assert finding.file == path.name and words in finding.detail
 
 
 def test_rows_are_counted(index: Path) -> None:

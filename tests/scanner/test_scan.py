@@ -6,7 +6,7 @@ import pytest
 import memlens
 from memlens.corpus.sentences import ScanSentence
 from memlens.models.memory_model import MemoryModel
-from memlens.scanner.scan import Scanner, SegmentScan, bos_to_feed, plan_batches, segment_size
+from memlens.scanner.scan import Scanner, SegmentScan, bos_to_feed, candidate_range, plan_batches, segment_size
 from memlens.scanner.state import ScanState
 from memlens.settings import ScanSettings
 from memlens.testing import tiny_model, tiny_tokenizer
@@ -33,6 +33,12 @@ def test_segments_of_any_partition_merge_to_the_same_state(model: MemoryModel) -
     expected = whole.arrays()
     for name, array in merged.arrays().items():
         assert np.array_equal(array, expected[name]), name
+
+
+def test_a_repeated_sentence_has_no_prefix_of_bos_alone() -> None:
+    settings = ScanSettings(bos_prefix=True, dedup="sentence")
+    assert candidate_range(5, 0, settings, bos=1)[0] == -1
+    assert candidate_range(5, 5, settings, bos=1)[0] == 5
 
 
 @pytest.mark.parametrize(("batches", "least", "most"), [(1, 1, 1), (100, 12, 50), (10**9, 1000, 10**5)])

@@ -62,8 +62,9 @@ VARIANTS = {
 }
 
 # One family per kind of block: plain with Conv1D, parallel, flattened positions, in-place addition, gated with biases,
-# post-norm with soft cap, no norm before the block. The others have the same blocks.
-DEFAULT = ("gpt2", "gpt_neox", "opt", "falcon", "llama", "gemma2", "olmo2")
+# post-norm with soft cap, no norm before the block, shared and routed experts, experts of another form. The others have
+# the same blocks.
+DEFAULT = ("gpt2", "gpt_neox", "opt", "falcon", "llama", "gemma2", "olmo2", "qwen2_moe", "gpt_oss")
 
 
 def sweep_others(cases: Iterable[Any]) -> list[Any]:
