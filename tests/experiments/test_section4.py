@@ -259,3 +259,8 @@ def test_planted_values_agree_exactly_where_they_were_planted(tmp_path):
     assert 0 < len(planted) < len(targets) == row["memories"] and row["agree"] == len(planted)
     values = [row for row in index.table("values").to_pylist() if row["layer"] == last]
     assert [row["memory"] for row in values if row["target"] is not None and row["argmax"] == row["target"]] == planted
+
+
+def test_any_token_of_a_prefix_may_be_removed_at_random() -> None:
+    places = local_edits.random_positions(np.full(99, 3), np.random.default_rng(0))
+    assert set(places) == {0, 1, 2}

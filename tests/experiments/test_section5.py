@@ -9,6 +9,7 @@ import torch
 
 import memlens
 from memlens.errors import CorpusError, IndexFolderError, SettingError
+from memlens.experiments import composition
 from memlens.experiments.prefix_pass import read_given_prefixes
 from memlens.experiments.prefixes import Prefixes, sample_prefixes, sample_validation, stop_targets, word_at
 from memlens.experiments.run import run
@@ -355,3 +356,10 @@ def test_what_a_block_adds_is_read_over_the_tokens_that_values_are_read_over(
             expected = int(scores.masked_fill(~trained, -torch.inf).argmax())
             assert seen[layer]["ffn_token"][number] == expected
             assert seen[layer]["promoted"][number] == (expected in promoted)
+
+
+def test_where_all_prefixes_agree_alike_there_is_no_excess_and_no_doubt_about_it() -> None:
+    holds = np.arange(50) % 3 == 0
+    row = composition._excess("short", holds, np.ones(50), seed=0)
+    assert row["short_pooled"] == holds.mean() and row["short_excess"] == pytest.approx(0, abs=1e-12)
+    assert (row["short_excess_low"], row["short_excess_high"]) in [(None, None), pytest.approx((0, 0), abs=1e-12)]

@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 import torch
-from family_list import DEFAULT
 
+from family_list import DEFAULT
 from memlens.errors import ModelError, UnsupportedModel
 from memlens.models.groups import LinearGroup
 from memlens.models.lens import Norm
 from memlens.models.load import load
-from memlens.models.proof import prove
+from memlens.models.proof import _Worst, prove
 from memlens.testing import tiny_model
 
 
@@ -114,6 +114,16 @@ def test_a_wrong_description_of_a_layer_is_rejected(mistake, family):
     model.layers[1] = describe(model.layers[1])
     with pytest.raises(UnsupportedModel, match=f"layer 1.*({check})"):
         prove(model)
+
+
+def test_not_a_number_is_rejected():
+    with pytest.raises(UnsupportedModel, match="layer 0, check of output: the deviation is nan"):
+        _Worst("model", 1e-5).compare("output", "layer 0", torch.tensor([[torch.nan]]), torch.ones(1, 1))
+
+
+def test_a_deviation_is_relative_to_the_largest_number_at_its_position():
+    expected, difference = torch.tensor([[1e-3, 1e-4], [1e3, 1.0]]), torch.tensor([[0.0, 1e-4], [0.0, 0.0]])
+    assert _Worst.deviation(expected + difference, expected) == pytest.approx(0.1)
 
 
 def test_a_part_that_never_runs_is_rejected():

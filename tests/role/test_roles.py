@@ -218,7 +218,9 @@ def test_a_hypothesis_is_asked_only_of_memories_that_may_have_the_role() -> None
 def test_heavy_tails_are_found_against_decoys() -> None:
     numbers, p, decoys = planted()
     numbers["kurtosis"][100:300], numbers["skew"][100:200], numbers["skew"][200:300] = 20.0, 1.0, -1.0
-    roles, _ = assign(numbers, p, decoys, 0.01)
+    p["variance"][100:300] = 1e-12
+    roles, q = assign(numbers, p, decoys, 0.01)
+    assert (q["variance"][100:300] == 1).all(), "heavy tails are not asked for their spread as well"
     at = {role: set(np.flatnonzero(roles[role]).tolist()) for role in ("prediction", "suppression")}
     assert at["prediction"] == {*range(100, 200), ROLES.index("prediction")}
     assert at["suppression"] == {*range(200, 300), ROLES.index("suppression")}
