@@ -9,10 +9,11 @@ import pytest
 
 import memlens
 from memlens import api, settings, text
+from memlens.index import reader
 from memlens.index.reader import Index
 
 
-@pytest.mark.parametrize("module", [api, settings, text], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [api, settings, text, reader], ids=lambda module: module.__name__)
 def test_the_examples_of_a_module_run(
     module: ModuleType, tiny_gpt2_index: Index, tiny_gpt2: Path, tiny_text: Path, tmp_path: Path
 ) -> None:

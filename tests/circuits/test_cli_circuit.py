@@ -82,7 +82,7 @@ def test_the_circuit_of_a_task_as_json(run: Run, tiny_gpt2: Path, rows: Any, wri
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "name either a PROMPT or a file of --pairs"),
+        ([], "give either a PROMPT or --pairs FILE"),
         (["b"], "the prompt has one token; a circuit needs at least two"),
         (["The river", "--token", "river boat"], "'river boat' is not one token of this model"),
         (["The river", "--nodes", "0"], "--nodes is 0; it must be 1 or more"),

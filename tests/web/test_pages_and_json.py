@@ -46,7 +46,7 @@ def test_the_overview(client: TestClient, index: Index) -> None:
     for name, of in (
         ("layers", "layers"),
         ("memories", "memories"),
-        ("never fire", "dead"),
+        ("dead", "dead"),
         ("tokens scanned", "tokens"),
     ):
         assert tiles[name] == cell(counts[of])
@@ -68,9 +68,9 @@ def test_a_memory(client: TestClient, index: Index, run: Run, name: str) -> None
     assert shown.pop("related") == client.get(f"/api/memories/{name}/related?limit=20").json()
     assert client.get(f"/api/memories/{name}").json() == shown | {"labels": [], "unfinished": None}
     facts = dict(re.findall(r"<div><dt>([\w ]+)</dt><dd>([^<]*)", html))
-    assert [facts[one] for one in ("strongest", "mean", "lowest")] == [cell(shown[n]) for n in ("max", "mean", "min")]
-    assert facts["fires on"] == probability(shown["frequency"])
-    assert facts["highest p"] == probability(shown["value"]["max_p"])
+    assert [facts[one] for one in ("max", "mean", "min")] == [cell(shown[n]) for n in ("max", "mean", "min")]
+    assert facts["active on"] == probability(shown["frequency"])
+    assert facts["max p"] == probability(shown["value"]["max_p"])
     top = shown["triggers"]["top"]
     assert found(r'class="coefficient" style="[^"]*">([^<]*)<', html) == [cell(one["coefficient"]) for one in top]
     assert [json.loads(one) for one in found(r"data-copy='([^']*)'", html)] == [

@@ -1,1 +1,1 @@
-"""Annotations of an index: labels of patterns, verdicts on changes by the last layer, notes on memories."""
+"""Annotations of an index: labels of patterns, verdicts on last-layer changes, notes on memories."""

@@ -1,4 +1,4 @@
-"""Import and export of labels, verdicts and notes: JSON with the whole history, CSV with the current answers.
+"""Import and export of labels, verdicts and notes: JSON with the full history, CSV with the current answers.
 
 JSON contains every event, so importing it into another copy of the index, or twice, gives the same history:
 
@@ -6,8 +6,8 @@ JSON contains every event, so importing it into another copy of the index, or tw
 
 A backup has the same format with the task "both". It contains all events of all annotators, each with its task.
 
-CSV has one row per pattern, verdict or note. A memory without patterns has a row with an empty kind. Importing saves
-the answers as new ones. A file is rejected as a whole if any part of it is invalid.
+CSV has one row per pattern, verdict or note. A memory without patterns has a row with an empty kind. Importing CSV
+saves its rows as new answers. A file is rejected completely if any part of it is invalid.
 """
 
 import csv
@@ -45,7 +45,7 @@ from memlens.pattern.words import KINDS
 from memlens.text import cell_text, harmless_cell
 
 FORMATS = ("json", "csv")
-_IMPORT_LIMIT = 256 << 20  # bytes; far more than any real export
+_IMPORT_LIMIT = 256 << 20  # bytes, far more than any real export
 _BOTH = "both"  # the task of a backup
 _COLUMNS = {
     LABELS: ("annotator", "memory", "kind", "description", "prefixes"),
@@ -64,14 +64,16 @@ _EVENT = {"key": str, "time": str, "kind": str, "annotator": str, "content": dic
 
 
 def export_text(annotations: Annotations, task: str, format: str, annotator: str | None = None) -> str:
-    """Return an export of everyone (for labels: everyone who has finished), or of one annotator, finished or not."""
+    """Return an export of one annotator, or of all. An export of all labels contains finished annotators only."""
     _check_format(format)
     everyone = annotations.list_annotators(task)
     if annotator is not None and annotator not in everyone:
         raise UnknownName(f"there are no {task} by '{annotator}'; annotators: {', '.join(everyone) or 'none'}")
     people = [annotator] if annotator else annotations.list_annotators(task, True if task == LABELS else None)
     if format == "json":
-        events = [event for event in annotations.history(task) if event["annotator"] in ("", *people)]  # "": samples
+        events = [
+            event for event in annotations.history(task) if event["annotator"] in ("", *people)
+        ]  # samples have no annotator
         return _json_text(annotations, task, events)
     if task == NOTES:
         return _csv_text(task, (_note_row(note) for note in annotations.notes().values() if note.annotator in people))
@@ -82,12 +84,12 @@ def export_text(annotations: Annotations, task: str, format: str, annotator: str
 
 
 def backup_text(annotations: Annotations) -> str:
-    """Return a backup of everything. `restore_text` recreates the same history from it."""
+    """Return a backup of all events, from which `restore_text` recreates the same history."""
     return _json_text(annotations, _BOTH, annotations.history())
 
 
 def restore_text(annotations: Annotations, text: str) -> int:
-    """Add the events of a backup that are missing. Returns their number."""
+    """Add the events of a backup that the index lacks. Returns their number."""
     return annotations.append_events(_read_events(annotations, _BOTH, text))
 
 
@@ -112,7 +114,7 @@ def import_text(annotations: Annotations, task: str, text: str, format: str) -> 
 
 
 def read_export(file: str | None, option: str = "--file") -> str:
-    """Return the text of a file or of stdin, without the byte order mark that a spreadsheet may have added."""
+    """Return the text of a file or of stdin without a byte order mark, which spreadsheets may add."""
     try:
         if file is not None:
             return read_limited(Path(file), _IMPORT_LIMIT).decode("utf-8-sig")
@@ -131,7 +133,7 @@ def _check_format(format: str) -> None:
 
 
 def _origin(annotations: Annotations, task: str) -> dict[str, str | None]:
-    """Return the model and, except for verdicts, the corpus. Trigger ranks refer to prefixes of this corpus."""
+    """Return the model and, except for verdicts, the corpus, to whose prefixes trigger ranks refer."""
     manifest = annotations.index.manifest
     model: dict[str, str | None] = {"model": manifest.model.fingerprint}
     return model if task == VERDICTS else {**model, "corpus": manifest.sha256("corpus")}
@@ -174,7 +176,7 @@ def _read_events(annotations: Annotations, task: str, text: str) -> list[Event]:
 
 
 def _read_event(annotations: Annotations, task: str, event: Any, place: str) -> Event:
-    """Return an event with exactly the content that memlens itself would write."""
+    """Return a validated event with exactly the content that memlens would write."""
     if not isinstance(event, Mapping) or not all(isinstance(event.get(k), kind) for k, kind in _EVENT.items()):
         raise SettingError(f"{place} lacks one of {', '.join(_EVENT)}; the file is damaged")
     kind = event["kind"]

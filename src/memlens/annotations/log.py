@@ -31,10 +31,10 @@ from filelock import FileLock, Timeout
 from memlens.errors import FilesError, IndexFolderError, SettingError
 from memlens.files import FileStamp, file_stamp, replacing, sync_folder
 
-_START = b'{"checksum": "'  # cannot occur inside an event, because JSON escapes the quotes of a text
+_START = b'{"checksum": "'  # never occurs inside an event, because JSON escapes quotes in texts
 _DIGITS = 16
-_MAX_LINE = 64 << 20  # bytes; far more than an event needs
-_HEAD = 256  # bytes that identify a line: they include checksum and key
+_MAX_LINE = 64 << 20  # bytes, far more than an event needs
+_HEAD = 256  # leading bytes that identify a line, because they include checksum and key
 _LOCK_SECONDS = 60.0
 
 
@@ -78,7 +78,7 @@ def _compute_checksum(rest: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Recovery:
-    """The result of AnnotationLog.recover. The path of the damaged file is None if no line was damaged."""
+    """The result of AnnotationLog.recover. `damaged_file` is None if no line was damaged."""
 
     events: int
     damaged_lines: tuple[int, ...]
@@ -86,7 +86,7 @@ class Recovery:
 
 
 class AnnotationLog:
-    """The events of one file. Reading creates no file and needs no lock. Threads may share the object."""
+    """The events of one file. Reading creates no file and needs no lock. The object is thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,15 +94,15 @@ class AnnotationLog:
         self._restart()
 
     def _restart(self) -> None:
-        self._events: dict[str, Event] = {}  # by key
+        self._events: dict[str, Event] = {}  # key -> event
         self._damaged: list[int] = []  # line numbers, from 1
-        self._stamp: FileStamp | None = None  # of the file as it was read last
-        self._lines = 0  # complete lines read
-        self._offset = 0  # bytes read, up to the end of a line
-        self._last_line = (0, b"")  # where it starts, and its first bytes
+        self._stamp: FileStamp | None = None  # stamp of the file at the last read
+        self._lines = 0  # number of complete lines read
+        self._offset = 0  # number of bytes of these lines
+        self._last_line = (0, b"")  # start and first bytes of the last complete line
 
     def read(self) -> tuple[dict[str, Event], list[int]]:
-        """Return all events by key, in order, and the numbers of damaged lines. Reads only what is new."""
+        """Return all events by key, in order, and the numbers of damaged lines. Reads only new lines."""
         with self._reading:
             try:
                 stamp = file_stamp(self.path)
@@ -113,7 +113,7 @@ class AnnotationLog:
             return self._events, self._damaged
 
     def _read_new_lines(self, stamp: FileStamp | None) -> None:
-        if stamp is None or not self.path.is_file():  # a pipe may never end
+        if stamp is None or not self.path.is_file():  # reading a pipe might never end
             self._restart()
             return
         with self.path.open("rb") as file:
@@ -122,14 +122,14 @@ class AnnotationLog:
             is_same_file = self._stamp is not None and self._stamp[-1] == stamp[-1]
             if not is_same_file or stamp[0] < self._offset or file.read(len(head)) != head:
                 self._restart()
-            events, damaged = dict(self._events), list(self._damaged)  # results that callers hold never change
+            events, damaged = dict(self._events), list(self._damaged)  # copies, because callers keep earlier results
             file.seek(self._offset)
             for line in _read_lines(file):
                 line_events, is_damaged = _parse_line(line)
                 for event in line_events:
                     events.setdefault(event.key, event)
                 if not line.endswith(b"\n"):
-                    break  # read it again when it is finished
+                    break  # an unfinished line is read again later
                 self._lines += 1
                 if is_damaged:
                     damaged.append(self._lines)
@@ -139,7 +139,7 @@ class AnnotationLog:
 
     @contextmanager
     def appending(self) -> Iterator[list[Event]]:
-        """Hold the lock. Events that the block adds to the list are appended, unless it raises.
+        """Hold the lock and yield a list. Its events are appended when the block ends without an error.
 
         Raises:
             FilesError: The file or its folder cannot be written. Nothing was saved.
@@ -156,7 +156,7 @@ class AnnotationLog:
         """Keep a copy of a damaged log and rewrite the log without its damaged lines.
 
         Raises:
-            IndexFolderError: There is no log, or it has no undamaged line. It is left as it is.
+            IndexFolderError: There is no log, or it has no undamaged line. Nothing is changed.
         """
         if not self.path.is_file():
             raise IndexFolderError(f"{self.path.parent} has no {self.path.name}; there are no annotations to recover")
@@ -170,7 +170,9 @@ class AnnotationLog:
                         damaged.append(number)
                         lines += [event.to_line() for event in events]
                     else:
-                        lines.append(line.rstrip(b"\r\n") + b"\n")  # verbatim: it may be from a newer version
+                        lines.append(
+                            line.rstrip(b"\r\n") + b"\n"
+                        )  # verbatim, because a newer version may have written it
             if not damaged:
                 return Recovery(len(lines), (), None)
             if not lines:
@@ -185,7 +187,7 @@ class AnnotationLog:
             size = file.seek(0, os.SEEK_END)
             if size:
                 file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # a process was killed while it appended
+                if file.read(1) != b"\n":  # a process was killed while appending
                     content = b"\n" + content
             try:
                 remaining = memoryview(content)
@@ -233,7 +235,7 @@ class AnnotationLog:
 
 
 def _read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield lines with their line breaks. A line that is too long is cut, which makes it a damaged line."""
+    """Yield lines with their line breaks. A line that is too long is cut and so counts as damaged."""
     while line := file.readline(_MAX_LINE):
         if len(line) == _MAX_LINE:
             rest = line
@@ -244,12 +246,12 @@ def _read_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _parse_line(line: bytes) -> tuple[Sequence[Event], bool]:
-    """Return the events of a line and whether it is damaged."""
+    """Return the events of a line and whether the line is damaged."""
     line = line.rstrip(b"\r\n")
     event = Event.from_line(line)
     if event is not None or not line:
         return [event] if event else [], False
-    # A damaged or missing line break joins two lines. Their events may still be undamaged.
+    # A damaged or missing line break joins two lines whose events may be undamaged.
     parts = (_START + part for part in line.split(_START)[1:])
     events = (Event.from_line(part[: part.rfind(b"}") + 1]) for part in parts)
     return [event for event in events if event], True

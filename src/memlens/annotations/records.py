@@ -6,13 +6,13 @@ computed by replaying them.
     task      kind     subject  content
     labels    sample   ""       {"memories": ["L0N3"], "top": 25, "seed": 0}: the memories to label
     labels    label    memory   {"patterns": [...]}: one annotator's patterns of one memory, possibly none
-    labels    finish   ""       {}: the annotator now sees other labels and cannot change their own
+    labels    finish   ""       {}: the annotator can now see the labels of others but not change their own
     verdicts  verdict  example  {"verdict": "related", ...}: one annotator's verdict on a change by the last layer
     notes     note     memory   {"star": true, "name": "", "note": "", "lists": []}: replaces the memory's last note
     any       undo     as above {"undoes": key}: removes one of the annotator's own answers
 
-The annotator's last answer on a subject that was not undone counts. Annotators who have not finished see no labels but
-their own. Events that this version cannot interpret stay in the log, are reported, and do not count.
+On each subject, the annotator's last answer that was not undone counts. Annotators who have not finished see only their
+own labels. Events that this version cannot interpret stay in the log and are reported, but do not count.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _Value = TypeVar("_Value")
 LABELS, VERDICTS, NOTES = "labels", "verdicts", "notes"  # tasks
 EVENT_KINDS = {LABELS: ("sample", "label", "undo", "finish"), VERDICTS: ("verdict", "undo"), NOTES: ("note", "undo")}
 CHOICES = ("related", "distant")  # verdicts
-CONTENT_ERRORS = (KeyError, TypeError, ValueError, OverflowError, UnknownName)  # raised for content of another form
-_MAX_NAME = 200  # characters of an annotator's name
+CONTENT_ERRORS = (KeyError, TypeError, ValueError, OverflowError, UnknownName)  # raised for unexpected content
+_MAX_NAME = 200  # maximum length of an annotator's name
 
 
 @dataclass(frozen=True)
 class LabeledPattern:
-    """A pattern that an annotator named: description, class, and the trigger ranks of the prefixes that show it."""
+    """A pattern described by an annotator, with its class and the ranks of the triggers that have it."""
 
     description: str
     kind: str
@@ -62,7 +62,7 @@ class LabeledPattern:
 
 @dataclass(frozen=True)
 class Label:
-    """One annotator's patterns of one memory."""
+    """One annotator's patterns for one memory."""
 
     task: ClassVar[str] = LABELS
     kind: ClassVar[str] = "label"
@@ -80,20 +80,20 @@ class Label:
 
     @classmethod
     def read(cls, event: Event) -> Label:
-        """Return the label of an event. Raises one of CONTENT_ERRORS if it is none."""
+        """Return the label of an event. Raises one of CONTENT_ERRORS for other events."""
         patterns = require_type(event.content["patterns"], list)
         return cls(event.annotator, MemoryId.parse(event.subject), tuple(map(LabeledPattern.read, patterns)))
 
 
 @dataclass(frozen=True)
 class LastLayerChange:
-    """A prediction that the last layer changed to another. Its name is the same in every sample that contains it."""
+    """A prediction that the last layer changed. Its name is the same in every sample that contains it."""
 
     layer: int
     text: str  # the prefix
-    residual: int  # token before
+    residual: int  # predicted token before the last layer
     residual_text: str
-    output: int  # token after
+    output: int  # predicted token after the last layer
     output_text: str
 
     @property
@@ -103,7 +103,7 @@ class LastLayerChange:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> LastLayerChange:
-        """Return the change of a table row. Raises one of CONTENT_ERRORS if a column is missing or unusable."""
+        """Return the change in a table row. Raises one of CONTENT_ERRORS if a column is missing or invalid."""
         return cls(
             int(row["layer"]),
             str(row["text"] or ""),
@@ -134,7 +134,7 @@ class Verdict:
 
     @classmethod
     def read(cls, event: Event) -> Verdict:
-        """Return the verdict of an event. Raises one of CONTENT_ERRORS if it is none, or on another subject."""
+        """Return the verdict of an event. Raises one of CONTENT_ERRORS for other events and inconsistent subjects."""
         change = LastLayerChange.of(event.content)
         if change.name != event.subject:
             raise ValueError("the prefix and predictions belong to another example")
@@ -143,7 +143,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Note:
-    """A star, a name, a note and lists for one memory. An empty note removes the memory from the collections."""
+    """The star, name, note and lists of one memory. An empty note removes the memory from the collections."""
 
     task: ClassVar[str] = NOTES
     kind: ClassVar[str] = "note"
@@ -168,7 +168,7 @@ class Note:
 
     @classmethod
     def read(cls, event: Event) -> Note:
-        """Return the note of an event. Raises one of CONTENT_ERRORS if it is none."""
+        """Return the note of an event. Raises one of CONTENT_ERRORS for other events."""
         lists = tuple(require_type(name, str) for name in require_type(event.content["lists"], list))
         name, note = (require_type(event.content[part], str) for part in ("name", "note"))
         star = require_type(event.content["star"], bool)
@@ -177,7 +177,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Sample:
-    """The memories of a study, and how many triggers of each are shown."""
+    """The memories of a labeling study, and the number of triggers shown for each."""
 
     memories: tuple[MemoryId, ...]
     top: int
@@ -189,7 +189,7 @@ class Sample:
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Sample:
-        """Return the sample of an event's content. Raises one of CONTENT_ERRORS if it is none."""
+        """Return the sample in an event's content. Raises one of CONTENT_ERRORS for other content."""
         memories = tuple(MemoryId.parse(require_type(name, str)) for name in require_type(content["memories"], list))
         return cls(memories, require_type(content["top"], int), require_type(content["seed"], int))
 
@@ -199,7 +199,7 @@ ANSWERS: dict[str, type[Label] | type[Verdict] | type[Note]] = {LABELS: Label, V
 
 
 def require_type(value: Any, kind: type[_Value]) -> _Value:
-    """Return the value. Raises TypeError unless its type is exactly this (True is not an int)."""
+    """Return the value. Raises TypeError unless its type is exactly `kind` (True is not an int)."""
     if type(value) is not kind:
         raise TypeError(f"{value!r} is not of type {kind.__name__}")
     return value
@@ -211,10 +211,12 @@ class _State:
     def __init__(self, events: Sequence[Event]) -> None:
         self.sample: Sample | None = None
         self.finished: set[str] = set()
-        self.annotators: dict[str, set[str]] = {task: set() for task in EVENT_KINDS}  # of every answer, also undone
-        # (task, annotator) -> subject -> answers that were not undone, with their keys, oldest first
+        self.annotators: dict[str, set[str]] = {
+            task: set() for task in EVENT_KINDS
+        }  # task -> annotators of any answer, even if undone
+        # (task, annotator) -> subject -> keys and answers that were not undone, oldest first
         self.answers: dict[tuple[str, str], dict[str, list[tuple[str, Answer]]]] = {}
-        self.notes: dict[MemoryId, Note] = {}  # the last note on each memory by any annotator
+        self.notes: dict[MemoryId, Note] = {}  # last note on each memory by any annotator
         self.unknown: Counter[str] = Counter()  # events that this version cannot interpret
         undone = {
             (event.task, event.annotator, str(event.content.get("undoes"))) for event in events if event.kind == "undo"
@@ -248,9 +250,9 @@ class _State:
 
 
 class Annotations:
-    """The annotations of one index. Reading never creates the file. Threads may share the object.
+    """The annotations of one index. Reading never creates the file. The object is thread-safe.
 
-    Every call sees what other processes have appended. An object that is kept, as the workbench does, reads and
+    Every call sees what other processes have appended. An object that stays open, as in the workbench, reads and
     verifies only new lines.
     """
 
@@ -280,7 +282,7 @@ class Annotations:
         return self._state.sample
 
     def list_annotators(self, task: str = LABELS, finished: bool | None = None) -> list[str]:
-        """Return everyone who has ever answered, or only those who have (True) or have not (False) finished."""
+        """Return all annotators of a task, or only those who have (True) or have not (False) finished."""
         state = self._state
         everyone = state.annotators[task]
         if finished is None:
@@ -288,9 +290,10 @@ class Annotations:
         return sorted(everyone & state.finished if finished else everyone - state.finished)
 
     def labels(self, viewer: str | None = None) -> list[Label]:
-        """Return the labels that the viewer may see: all of finished annotators, or only the viewer's own.
+        """Return the labels that a viewer may see.
 
-        A viewer who has not finished sees only their own labels. Without a viewer, all finished labels are returned.
+        A viewer who has not finished sees only their own labels. Other viewers, and None, see the labels of all
+        annotators who have finished.
         """
         finished = self.list_annotators(finished=True)
         if viewer is not None and viewer not in finished:
@@ -309,12 +312,12 @@ class Annotations:
         return [answer for answer in answers if isinstance(answer, Verdict)]
 
     def notes(self) -> dict[MemoryId, Note]:
-        """Return the current note of each memory: the last one by any annotator that was not undone."""
+        """Return the current note of each memory: the last note by any annotator that was not undone."""
         notes = self._state.notes
         return {memory: notes[memory] for memory in sorted(notes) if not notes[memory].is_empty}
 
     def history(self, task: str | None = None) -> list[dict[str, Any]]:
-        """Return every event of a task in order, as exported. Without a task: all events, each with its task."""
+        """Return the events of a task, or of all tasks (with an entry "task"), in order and as exported."""
         events = [{**vars(event)} for event in self._events.values() if task in (None, event.task)]
         for event in events:
             event_task = event.pop("task")
@@ -336,20 +339,20 @@ class Annotations:
 
     @contextmanager
     def _appending(self) -> Iterator[list[Event]]:
-        """Hold the log's lock, which `scan --fresh` respects, and check that the index is the one that was opened."""
+        """Hold the log's lock, for which `scan --fresh` waits, and check that the index was not replaced."""
         self._check_index()  # before a lock file is created
         with self._log.appending() as events:
             self._check_index()
             yield events
-            self._check_index()  # copying files over an index takes no lock
+            self._check_index()  # files may be copied over an index without the lock
 
     def _check_index(self) -> None:
-        """Raise IndexFolderError if the folder holds another scan than the one that was opened, or none."""
+        """Raise IndexFolderError if the folder no longer holds the scan that was opened."""
         if Manifest.read(self.index.folder).generation != self.index.manifest.generation:
             raise IndexFolderError(f"{self.index.folder} was replaced since it was opened; run the command again")
 
     def set_sample(self, sample: Sample) -> None:
-        """Start a study. Raises SettingError if there are labels, which would not fit another sample."""
+        """Start a study. Raises SettingError if there are labels, which belong to the current sample."""
         for memory in sample.memories:
             self.index.check(memory)
         with self._appending() as events:
@@ -358,7 +361,7 @@ class Annotations:
             events.append(_new_event(LABELS, "sample", "", content=sample.content))
 
     def save(self, *answers: Answer) -> None:
-        """Save all answers or none. Each replaces the annotator's earlier answer on its subject."""
+        """Save all answers or, after an error, none. Each replaces the annotator's earlier answer on its subject."""
         for answer in answers:
             check_annotator(answer.annotator)
             self.check(answer)
@@ -370,7 +373,7 @@ class Annotations:
                 events.append(_new_event(answer.task, answer.kind, answer.annotator, answer.subject, answer.content))
 
     def change_note(self, memory: MemoryId, annotator: str, parts: Mapping[str, Any]) -> Note:
-        """Change parts of a memory's note and keep its other parts, whoever wrote them."""
+        """Change the given parts of a memory's note. Other parts are kept, even if another annotator wrote them."""
         check_annotator(annotator)
         memory = self.index.check(memory)
         with self._appending() as events:
@@ -380,7 +383,7 @@ class Annotations:
         return note
 
     def undo(self, task: str, annotator: str, subject: str) -> Answer | None:
-        """Undo the annotator's last answer on a subject. Returns the answer that counts now, or None."""
+        """Undo the annotator's last answer on a subject. Returns the answer that now counts, or None."""
         with self._appending() as events:
             if task != VERDICTS:
                 subject = str(self.index.check(subject))
@@ -394,7 +397,7 @@ class Annotations:
             return answers[-2][1] if len(answers) > 1 else None
 
     def finish(self, annotator: str) -> None:
-        """Close an annotator's labels. Raises SettingError if a memory of the sample has none."""
+        """Mark an annotator as finished. Raises SettingError if a memory of the sample has no label."""
         check_annotator(annotator)
         with self._appending() as events:
             self._refuse_finished(annotator)
@@ -413,7 +416,7 @@ class Annotations:
         """Append the events that are not in the log yet. Returns their number.
 
         Raises:
-            SettingError: They change the sample of existing labels, or answers of an annotator who has finished.
+            SettingError: The events change the sample of existing labels, or labels of an annotator who has finished.
         """
         with self._appending() as events:
             existing = self._events
@@ -444,7 +447,7 @@ class Annotations:
 
     def _refuse_finished(self, annotator: str) -> None:
         if annotator in self._state.finished:
-            raise SettingError(f"{annotator} has finished and may see other labels; their own can no longer change")
+            raise SettingError(f"{annotator} has finished, so their labels can no longer change")
 
     def _refuse_outside_sample(self, memory: MemoryId) -> None:
         if self.sample is not None and memory not in self.sample.memories:
@@ -470,7 +473,7 @@ def check_annotations(folder: Path) -> Finding | None:
 
 
 def describe_damage(lines: Sequence[int]) -> list[str]:
-    """Return a sentence about damaged lines of the log, or nothing if there are none."""
+    """Return a list with one sentence about damaged lines of the log, or an empty list."""
     if not lines:
         return []
     numbers = ", ".join(map(str, lines[:5])) + (f" and {len(lines) - 5:,} more" if len(lines) > 5 else "")
@@ -483,7 +486,7 @@ def _describe_unknown(state: _State) -> list[str]:
 
 
 def check_annotator(annotator: str) -> None:
-    """Raise UnknownName if this cannot be an annotator's name."""
+    """Raise UnknownName if this is not a valid name for an annotator."""
     if not annotator.strip() or not annotator.isprintable() or len(annotator) > _MAX_NAME:
         raise UnknownName(
             f"{annotator[:40]!r} cannot be an annotator's name; use at most {_MAX_NAME} printable characters"

@@ -1,12 +1,12 @@
-"""The paper's labeling study: the sample, progress, agreement between annotators, and automatic patterns against them.
+"""The paper's labeling study: sample, progress, agreement of annotators, and comparison with automatic patterns.
 
 Agreement is computed for each pair of annotators who have finished, on the memories that both have labeled.
 
-    class       of a memory: none, shallow, semantic or both, according to its patterns
+    class       none, shallow, semantic or both: the kinds of a memory's patterns
     kappa       (p_o - p_e) / (1 - p_e): p_o is the share of memories with equal class, p_e the share expected by chance
                 from each annotator's class frequencies (Cohen, 1960)
-    Jaccard     |A & B| / |A | B| of the prefixes that the two cover, for each class and for either class; the mean over
-                memories for which at least one of them covers a prefix
+    Jaccard     |A & B| / |A | B| of the prefixes that two annotators cover, by class and for both classes; mean over
+                memories of which at least one annotator covers a prefix
 """
 
 from collections import Counter
@@ -23,18 +23,18 @@ from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.pattern.words import GROUNDED, KINDS
 
-Coverage = dict[str, frozenset[int]]  # class, or "either" -> trigger ranks
+Coverage = dict[str, frozenset[int]]  # class or "either" -> ranks of covered triggers
 _CLASSES = (*KINDS, "either")
 _Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
 class StudyProgress:
-    """The number of memories that an annotator has labeled, without the labels."""
+    """The number of memories that an annotator has labeled."""
 
     annotator: str
     labeled: int
-    sample: int | None  # memories to label; None if no sample was drawn
+    sample: int | None  # number of memories to label; None without a sample
     finished: bool
 
 
@@ -43,7 +43,7 @@ class Study:
     """The sample of a study and the progress of all annotators."""
 
     memories: tuple[MemoryId, ...]
-    top: int | None  # triggers shown of each memory; None if no sample was drawn
+    top: int | None  # number of triggers shown per memory; None without a sample
     people: tuple[StudyProgress, ...]
 
 
@@ -53,9 +53,9 @@ class PersonalStudy:
 
     annotator: str
     finished: bool
-    done: tuple[MemoryId, ...]  # memories of the sample that the annotator has labeled
-    following: MemoryId | None  # the first memory of the sample without a label
-    labels: tuple[Label, ...]  # the annotator's own; after finishing, those of all who have finished
+    done: tuple[MemoryId, ...]  # labeled memories of the sample
+    following: MemoryId | None  # first memory of the sample without a label
+    labels: tuple[Label, ...]  # own labels; after finishing, the labels of all finished annotators
 
 
 @dataclass(frozen=True)
@@ -74,19 +74,19 @@ class PairAgreement:
 
 @dataclass(frozen=True)
 class MachineAgreement:
-    """Automatic patterns compared with one annotator's patterns, for one class."""
+    """Comparison of automatic patterns with those of one annotator, for one class."""
 
     annotator: str
     kind: str
     memories: int
-    memory_precision: float | None  # share of memories with an automatic pattern for which the annotator has one
+    memory_precision: float | None  # of memories with an automatic pattern, the share that the annotator confirms
     memory_recall: float | None
-    prefix_precision: float | None  # the same for prefixes, pooled over memories
+    prefix_precision: float | None  # of prefixes with an automatic pattern, the same share, pooled over memories
     prefix_recall: float | None
 
 
 def draw_sample(index: Index, per_layer: int = 10, top: int = 25, seed: int = 0) -> Sample:
-    """Draw random memories with triggers from each layer. A layer with fewer contributes all it has."""
+    """Draw `per_layer` random memories with triggers from each layer, or all of a layer that has fewer."""
     if per_layer < 1:
         raise SettingError(f"--per-layer is {per_layer}; it must be 1 or more")
     if top < GROUNDED:
@@ -139,7 +139,7 @@ def compute_agreement(annotations: Annotations) -> list[PairAgreement]:
 
 
 def compare_with_people(annotations: Annotations) -> list[MachineAgreement]:
-    """Return precision and recall of patterns.parquet, with each annotator who has finished as ground truth."""
+    """Return precision and recall of automatic patterns against each annotator who has finished."""
     labels, sample = annotations.labels(), annotations.sample
     if not labels:
         raise SettingError("no annotator has finished; there is nothing to compare the automatic patterns with")
@@ -157,7 +157,7 @@ def compare_with_people(annotations: Annotations) -> list[MachineAgreement]:
 
 
 def cohens_kappa(pairs: Sequence[tuple[str, str]]) -> float | None:
-    """Return agreement beyond chance, 1 if perfect. None without pairs or if chance agreement is perfect."""
+    """Return the agreement beyond chance (1 if perfect), or None if there are no pairs or chance agreement is 1."""
     if not pairs:
         return None
     observed = sum(one == other for one, other in pairs) / len(pairs)

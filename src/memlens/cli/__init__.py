@@ -1,4 +1,4 @@
-"""The command-line interface. app.py lists the commands and names their modules.
+"""The command-line interface. app.py lists the commands and their modules.
 
     app        the list of commands, how they run, exit codes
     options    options that commands share, and options derived from settings
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code. The default arguments are those of the process."""
+    """Run a command and return its exit code. Without arguments, it runs the command line of this process."""
     if arguments is None:
         _answer_early_signals()
         _prepare_process()
@@ -26,17 +26,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _answer_early_signals() -> None:
     """Exit with one line instead of a traceback on SIGINT and SIGTERM during imports and after the command.
 
-    No work can be lost then. While a command runs, signals.interruptible handles the signals.
+    No work is lost at these times. While a command runs, signals.interruptible handles the signals.
     """
 
     def end(number: int, _frame: object) -> None:
         try:
             os.write(2, b"memlens: interrupted; run the same command again\n")
-        finally:  # even if stderr is closed
+        finally:  # exit even if stderr is closed
             os._exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # ignored in background jobs
+        if signal.getsignal(number) is not signal.SIG_IGN:  # background jobs ignore SIGINT
             signal.signal(number, end)
 
 
@@ -53,8 +53,8 @@ def _prepare_process() -> None:
 
     prepare_process(is_server=sys.argv[1:2] == ["serve"] or "--serve" in sys.argv)
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass  # occupies the descriptors of closed streams: output must not go to the next file that is opened
-    # Hide what libraries such as DuckDB print when the interpreter exits.
+        pass  # occupies closed descriptors, so that no opened file takes the place of a stream
+    # hides messages of libraries such as DuckDB when the interpreter exits
     atexit.register(os.dup2, descriptor, 2)
     sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8")
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8")
@@ -62,4 +62,4 @@ def _prepare_process() -> None:
     sys.warnoptions[:] = ["ignore"]
     os.environ["PYTHONWARNINGS"] = "ignore"
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    os.environ["RUST_BACKTRACE"] = "0"  # a panic of the tokenizer is reported in one line
+    os.environ["RUST_BACKTRACE"] = "0"  # memlens reports a panic of the tokenizer in one line

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from memlens.experiments.experiment import Experiment, Picture, Row, Rows, Write
     from memlens.pipeline import Analysis, Demo, SmallerSample, Stage, StageWatcher
 
-_NAMED = 4  # experiments that are named one by one
+_NAMED = 4  # maximum number of experiments to list by name
 
 
 @with_settings(ScanSettings, CorpusSettings, SampleSettings)
@@ -61,7 +61,7 @@ def analyze(
     resume: Resume = True,
     **options: Any,
 ) -> None:
-    """Run everything: scan, values, patterns, experiments and report. An interrupted run can be resumed."""
+    """Run all stages: scan, values, patterns, experiments and report. An interrupted run can be resumed."""
     refuse_unused_column(options, [*corpus, *(validation or ())])
     with ProgressBar(screen) as progress:
         try:
@@ -95,7 +95,7 @@ def analyze(
 def demo(
     screen: Screen,
     out: Out = "memlens-demo",
-    serve: Annotated[bool, typer.Option("--serve", help="Open the workbench afterwards.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Start the workbench afterwards.")] = False,
     port: Annotated[
         int | None, typer.Option(metavar="N", help="Port for --serve; 0 selects a free one. Default: 8000.")
     ] = None,
@@ -189,7 +189,7 @@ def _print_analysis(screen: Screen, analysis: Analysis) -> None:
 
 
 def _curve_cells(numbers: Sequence[float | None], write: Write) -> tuple[Text, Text]:
-    """Return a curve, and the number with the largest absolute value."""
+    """Return two cells: a curve, and its number with the largest absolute value."""
     measured = [value for value in numbers if value is not None]
     if not measured:
         return Text(""), Text("")
@@ -242,7 +242,7 @@ def _describe_samples(samples: tuple[SmallerSample, ...]) -> list[str]:
     ]
 
 
-_LAYERS = 12  # layers in the table of an experiment; -v shows all
+_LAYERS = 12  # maximum number of layers in the table of an experiment; -v shows all
 _LABEL_WIDTH = 15
 
 
@@ -254,7 +254,7 @@ def experiment(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="NAME", help="Experiments to run, or `all`. Without a name, they are listed.", show_default=False
+            metavar="NAME", help="Experiments to run, or `all`. Default: list the experiments.", show_default=False
         ),
     ] = None,
     validation: Validation = None,
@@ -335,7 +335,7 @@ def _print_claims(screen: Screen, index: memlens.Index, experiment: Experiment, 
     """Print each claim with its verdict and the reason."""
     for judged in experiment.judge(index, _read_rows(tables)):
         judgement = judged.judgement
-        assert judgement is not None  # its table has just been computed
+        assert judgement is not None  # computed above, so the claim can be judged
         screen.paragraph(Text.assemble((judgement.verdict, "bold"), ": ", judged.claim.text))
         screen.paragraph(Text(visible(judgement.reason), "dim"), indent=2)
 

@@ -19,18 +19,21 @@ if TYPE_CHECKING:
     from memlens.annotations.records import Annotations, LabeledPattern, LastLayerChange
 
 _CHANGES = "experiments/last-layer"
-_OTHER_COLUMNS = 62  # width of the columns next to a prefix
+_OTHER_COLUMNS = 62  # total width of the columns next to a prefix
 
 _Annotator = Annotated[str, typer.Option(metavar="NAME", help="Name of the annotator.")]
 _Memory = Annotated[str, typer.Option(metavar="MEMORY", help="The memory, like L3N51.")]
-_Example = Annotated[str, typer.Option(metavar="NAME", help="The example, as `verdicts list` names it.")]
+_Example = Annotated[str, typer.Option(metavar="NAME", help="Name of the change, from `verdicts list`.")]
 _Format = Annotated[
-    str | None, typer.Option("--format", metavar="json|csv", help="Default: csv for a file named .csv, else json.")
+    str | None,
+    typer.Option(
+        "--format", metavar="json|csv", help="File format. Default: csv if the file name ends in .csv, else json."
+    ),
 ]
 
 
 def _annotate(context: typer.Context, index: IndexFolder) -> None:
-    """Label memories with the paper's protocol, exchange labels, measure agreement, and judge last-layer changes.
+    """Label memories by the paper's protocol, exchange labels, measure agreement, and judge last-layer changes.
 
     Draw a sample, let each annotator label its memories and finish, then compare.
     """
@@ -38,7 +41,7 @@ def _annotate(context: typer.Context, index: IndexFolder) -> None:
 
 
 def _verdicts(context: typer.Context) -> None:
-    """Judge whether a prediction that the last layer changed is related to the one before. Default: list."""
+    """Judge whether predictions before and after the last layer are related. Default: list."""
     if context.invoked_subcommand is None:
         _list_changes(Screen(), context, None)
 
@@ -84,11 +87,11 @@ def _label(
         list[str] | None,
         typer.Option(
             metavar="KIND:RANKS:TEXT",
-            help='A pattern, like "shallow:0,3,7:ends with press". Repeatable. Without it, the memory has no pattern.',
+            help='A pattern like "shallow:0,3,7:ends with press" (repeatable). Default: the memory has no pattern.',
         ),
     ] = None,
 ) -> None:
-    """Save an annotator's patterns of one memory."""
+    """Save an annotator's patterns for a memory."""
     from memlens.annotations.records import Label
 
     annotations = _open(screen, context)
@@ -122,7 +125,7 @@ def _undo(screen: Screen, context: typer.Context, annotator: _Annotator, memory:
 
 @with_screen(json=False)
 def _finish(screen: Screen, context: typer.Context, annotator: _Annotator) -> None:
-    """Finish labeling. The labels can no longer change and count from now on."""
+    """Finish labeling. From now on, the labels count and can no longer change."""
     _open(screen, context).finish(annotator)
     screen.note(f"{annotator} has finished")
 
@@ -138,7 +141,7 @@ def _status(screen: Screen, context: typer.Context) -> None:
 
 @with_screen(json=True)
 def _agreement(screen: Screen, context: typer.Context) -> None:
-    """Show how far annotators who have finished agree with each other."""
+    """Show the agreement of annotators who have finished."""
     from memlens.annotations.study import compute_agreement
 
     _print_rows(screen, [asdict(pair) for pair in compute_agreement(_open(screen, context))])
@@ -146,7 +149,7 @@ def _agreement(screen: Screen, context: typer.Context) -> None:
 
 @with_screen(json=True)
 def _compare(screen: Screen, context: typer.Context) -> None:
-    """Show how far automatic patterns agree with each annotator."""
+    """Show the agreement of automatic patterns with each annotator."""
     from memlens.annotations.study import compare_with_people
 
     _print_rows(screen, [asdict(row) for row in compare_with_people(_open(screen, context))])
@@ -165,7 +168,7 @@ def _make_export(task: str, help_text: str) -> Verb:
         screen: Screen,
         context: typer.Context,
         annotator: Annotated[
-            str | None, typer.Option(metavar="NAME", help="Export only this annotator, finished or not.")
+            str | None, typer.Option(metavar="NAME", help="Export this annotator only, finished or not.")
         ] = None,
         format_: _Format = None,
         file: Annotated[
@@ -210,7 +213,7 @@ def _guess_format(file: str | None) -> str:
 
 
 def _write(screen: Screen, text: str, file: str | None, force: bool, what: str) -> None:
-    """Write text to stdout, or to a file that is new or an earlier export."""
+    """Write text to stdout, or to a file unless it exists and is not an export."""
     from memlens.annotations.files import is_export
 
     with open_output(file, "--file", is_export, force=force) as handle:
@@ -226,7 +229,7 @@ def _backup(
     file: Annotated[str, typer.Argument(metavar="FILE", help="File to write.")],
     force: Force = False,
 ) -> None:
-    """Write all annotations of everyone to a file, finished or not."""
+    """Write the annotations of all annotators, finished or not, to a file."""
     from memlens.annotations.files import backup_text
 
     _write(screen, backup_text(_open(screen, context)), file, force, "all annotations")
@@ -238,7 +241,7 @@ def _restore(
     context: typer.Context,
     file: Annotated[str | None, typer.Argument(metavar="FILE", help="A backup. Default: stdin.")] = None,
 ) -> None:
-    """Add the annotations of a backup that are missing."""
+    """Add missing annotations from a backup."""
     from memlens.annotations.files import read_export, restore_text
 
     annotations = _open(screen, context)
@@ -247,7 +250,7 @@ def _restore(
 
 @with_screen(json=True)
 def _recover(screen: Screen, context: typer.Context) -> None:
-    """Remove damaged lines from the annotations. The damaged file is kept under another name."""
+    """Remove damaged lines from the annotations, and keep the damaged file under another name."""
     from memlens.annotations.log import AnnotationLog
     from memlens.annotations.records import describe_damage
     from memlens.index.format import ANNOTATIONS
@@ -267,9 +270,9 @@ def _recover(screen: Screen, context: typer.Context) -> None:
 def _list(
     screen: Screen,
     context: typer.Context,
-    annotator: Annotated[str | None, typer.Option(metavar="NAME", help="Show this annotator's verdicts.")] = None,
+    annotator: Annotated[str | None, typer.Option(metavar="NAME", help="Annotator whose verdicts to show.")] = None,
 ) -> None:
-    """List the changes to judge, with the annotator's own verdicts."""
+    """List the changes to judge and the annotator's verdicts."""
     _list_changes(screen, context, annotator)
 
 
@@ -291,7 +294,7 @@ def _list_changes(screen: Screen, context: typer.Context, annotator: str | None)
 
 
 def _read_changes(index: memlens.Index) -> dict[str, LastLayerChange]:
-    """Return the changes to judge by name."""
+    """Return {name: change} for the changes to judge."""
     from memlens.annotations.records import LastLayerChange
 
     changes = [LastLayerChange.of(row) for row in index.sql(f"SELECT * FROM {{{_CHANGES}}}")]
@@ -306,7 +309,7 @@ def _judge(
     example: _Example,
     verdict: Annotated[str, typer.Option(metavar="related|distant", help="Verdict on the pair of predictions.")],
 ) -> None:
-    """Save an annotator's verdict on one change."""
+    """Save an annotator's verdict on a change."""
     from memlens.annotations.records import Verdict
 
     annotations = _open(screen, context)
@@ -350,8 +353,8 @@ verdicts = Group(
         "judge": _judge,
         "undo": _undo_verdict,
         "status": _verdict_status,
-        "export": _make_export("verdicts", "Write verdicts as JSON (with history) or CSV (current verdicts)."),
-        "import": _make_import("verdicts", "Add the verdicts of an export."),
+        "export": _make_export("verdicts", "Export verdicts as JSON (with history) or CSV (current verdicts)."),
+        "import": _make_import("verdicts", "Import verdicts from an export."),
     },
     needs_command=False,
 )
@@ -366,9 +369,10 @@ annotate = Group(
         "agreement": _agreement,
         "compare": _compare,
         "export": _make_export(
-            "labels", "Write the labels of annotators who have finished as JSON (with history) or CSV (current labels)."
+            "labels",
+            "Export labels as JSON (with history) or CSV (current labels). Unfinished annotators are left out.",
         ),
-        "import": _make_import("labels", "Add the labels of an export."),
+        "import": _make_import("labels", "Import labels from an export."),
         "backup": _backup,
         "restore": _restore,
         "recover": _recover,

@@ -1,8 +1,8 @@
-"""The verbs of `memlens`, their help, and the one place where errors become exit codes.
+"""The verbs of `memlens`, their help, and the exit codes of errors.
 
     0 success    2 invalid input    130 interrupted    143 terminated    1 a bug (the only case with a traceback)
 
-A verb is a function of the same name in the module that GROUPS names. Its docstring is its help.
+A verb is a function of the same name in the module given in GROUPS. Its docstring is its help text.
 """
 
 import os
@@ -28,10 +28,10 @@ from memlens.signals import Interrupted, interruptible
 from memlens.text import visible
 
 DONE, BUG, WRONG_INPUT = 0, 1, 2
-_LARGEST_NUMBER = 10**15  # of an integer option
-_MIN_WIDTH, _MAX_WIDTH = 10, 1000  # columns of a terminal
+_LARGEST_NUMBER = 10**15  # largest value of an integer option
+_MIN_WIDTH, _MAX_WIDTH = 10, 1000  # accepted widths of a terminal, in columns
 
-GROUPS = {  # heading in the help -> verb -> module of memlens.cli
+GROUPS = {  # heading -> verb -> module in memlens.cli
     "Start": {"demo": "analyze", "analyze": "analyze", "serve": "index"},
     "Explore": {
         "show": "explore",
@@ -64,13 +64,13 @@ def print_error(message: str) -> None:
 
 
 def interrupted(error: BaseException) -> int:
-    """Print why the command stopped. Returns the exit code."""
+    """Print the reason for the interruption. Returns the exit code."""
     print_error(str(error) or "interrupted; run the same command again to resume")
     return error.code if isinstance(error, Interrupted) else Interrupted.code
 
 
 def guarded(verb: Callable[..., None]) -> Callable[..., int]:
-    """Return the verb as a function that returns an exit code and raises nothing."""
+    """Wrap a verb in a function that returns an exit code and never raises."""
 
     @wraps(verb)
     def run(*arguments: Any, **named: Any) -> int:
@@ -109,7 +109,7 @@ def guarded(verb: Callable[..., None]) -> Callable[..., int]:
 
 
 def _check_number(name: str, value: Any) -> None:
-    """Raise SettingError for an integer that is too large for any option; settings have narrower limits."""
+    """Raise SettingError for an integer beyond the range of all options. Settings have narrower limits."""
     for number in value if isinstance(value, (list, tuple)) else [value]:
         if isinstance(number, int) and abs(number) > _LARGEST_NUMBER:
             limit = f"{_LARGEST_NUMBER:,}"
@@ -123,7 +123,7 @@ def _describe_os_error(error: OSError) -> str:
 
 
 def _discard_output(only_if_broken: bool = False) -> None:
-    """Drop buffered output, so that Python does not fail at exit: the reader is gone (`| head`) or the disk is full."""
+    """Drop buffered output that cannot be written (`| head`, full disk), so that Python does not fail at exit."""
     if only_if_broken:
         try:
             sys.stdout.flush()
@@ -139,7 +139,7 @@ _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 
 class _Command(TyperCommand):
-    """A verb whose help shows options by group, without Python types."""
+    """A verb whose help lists options by group, without Python types."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         parameters: list[Any] = [
@@ -160,7 +160,7 @@ class _Command(TyperCommand):
 
 
 class _Group(TyperGroup):
-    """All verbs by group."""
+    """The main command, whose help lists all verbs by group."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         groups = []
@@ -174,7 +174,7 @@ class _Group(TyperGroup):
 
 
 class _Subgroup(TyperGroup):
-    """A verb with subcommands."""
+    """A verb with subcommands, which its help lists."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         arguments: list[Any] = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
@@ -214,7 +214,7 @@ def _option_help(option: Any) -> str:
 
 
 def _render_help(usage: str, text: str, groups: Iterable[tuple[str, list[tuple[str, str]]]], width: int = 24) -> str:
-    """Return the help as text: names in a column of this width, or on their own line if they are longer."""
+    """Return the help text. Names longer than `width` are on a line of their own."""
     console = Console(highlight=False, markup=False, emoji=False)
 
     def add_row(names: str, help_text: str) -> None:
@@ -228,7 +228,7 @@ def _render_help(usage: str, text: str, groups: Iterable[tuple[str, list[tuple[s
         console.print(table)
 
     with console.capture() as captured:
-        # typer writes the arguments before a subcommand in braces
+        # typer puts braces around arguments that precede a subcommand
         console.print(Text.assemble(("Usage: ", "bold"), usage.replace("{", "").replace("}", "")))
         console.print()
         for paragraph in text.split("\n\n"):
@@ -243,7 +243,7 @@ def _render_help(usage: str, text: str, groups: Iterable[tuple[str, list[tuple[s
 
 
 def make_app(only: str | None = None) -> typer.Typer:
-    """Return the app with all verbs, or with one: building the options of all of them takes longer than a lookup."""
+    """Return the app with all verbs, or with one, because building all options takes longer than a lookup."""
     app = typer.Typer(
         name="memlens",
         add_completion=False,
@@ -269,10 +269,10 @@ def _register(app: typer.Typer, name: str, verb: Callable[..., None] | Group) ->
 
 
 def run(arguments: Sequence[str] | None) -> int:
-    """Parse and run a command line. Returns the exit code; invalid input raises nothing."""
+    """Parse and run a command line. Returns the exit code, also for invalid input."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # print "?" for characters that the terminal cannot show
+            stream.reconfigure(errors="replace")  # "?" for characters that the terminal cannot show
     words = list(sys.argv[1:] if arguments is None else arguments)
     for word in words:
         if any("\ud800" <= character <= "\udfff" for character in word):
@@ -283,7 +283,7 @@ def run(arguments: Sequence[str] | None) -> int:
             return WRONG_INPUT
     columns = os.environ.get("COLUMNS", "")
     if columns and not (columns.isascii() and columns.isdecimal() and _MIN_WIDTH <= int(columns[:9]) <= _MAX_WIDTH):
-        del os.environ["COLUMNS"]  # not the width of a terminal
+        del os.environ["COLUMNS"]  # not a valid width
     try:
         with interruptible():
             command = typer.main.get_command(make_app(words[0] if words and words[0] in VERBS else None))
@@ -301,7 +301,7 @@ def run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         _discard_output()
         return DONE
-    except OSError as error:  # from printing the help
+    except OSError as error:  # raised while printing help
         print_error(_describe_os_error(error))
         _discard_output(only_if_broken=True)
         return WRONG_INPUT
@@ -322,7 +322,7 @@ def _memlens(
 ) -> None:
     """Analyze the feed-forward layers of a language model as key-value memories.
 
-    L3N51 is memory 51 of layer 3; both are counted from 0.
+    L3N51 is memory 51 of layer 3. Both count from 0.
     """
     if context.invoked_subcommand is None:
         print(context.get_help())

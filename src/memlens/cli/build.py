@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from memlens.models.proof import Proof
     from memlens.scanner.resources import ScanEstimate
 
-# The checks of models/proof.py in the notation of the paper
+# the checks of models/proof.py in the paper's notation
 _CHECKS = {
     "coefficients": "m = f(x K + b)",
     "output": "m V + b = the block's output",
@@ -69,10 +69,12 @@ def info(
     threads: Threads = None,
     estimate: Annotated[
         bool,
-        typer.Option("--estimate/--no-estimate", help="Measure the speed of a scan for a second. Default: measure."),
+        typer.Option(
+            "--estimate/--no-estimate", help="Measure the speed of a scan, for about a second. Default: measure."
+        ),
     ] = True,
 ) -> None:
-    """Describe a model: its memories, the proof that memlens reads them correctly, and the cost of a scan."""
+    """Describe a model: its memories, the proof of its memories, and the cost of a scan."""
     from memlens.models.info import describe
     from memlens.models.load import load
     from memlens.pool import usable_cores
@@ -300,7 +302,7 @@ def patterns(
         typer.Option(metavar="MEMORY", help="List the memories related to this one.", rich_help_panel=_BROWSE),
     ] = None,
     shared: Annotated[
-        bool, typer.Option("--shared", help="List patterns that several memories share.", rich_help_panel=_BROWSE)
+        bool, typer.Option("--shared", help="List patterns shared by several memories.", rich_help_panel=_BROWSE)
     ] = False,
     duplicates: Annotated[
         bool,
@@ -311,11 +313,11 @@ def patterns(
     ] = None,
     explainer: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="OpenAI-compatible endpoint to ask.", rich_help_panel=_EXPLAIN),
+        typer.Option(metavar="URL", help="OpenAI-compatible endpoint of the language model.", rich_help_panel=_EXPLAIN),
     ] = None,
     explainer_model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Model to ask for. Default: default.", rich_help_panel=_EXPLAIN),
+        typer.Option(metavar="NAME", help="Name of the language model. Default: default.", rich_help_panel=_EXPLAIN),
     ] = None,
     memory: Annotated[
         list[str] | None,
@@ -323,7 +325,7 @@ def patterns(
     ] = None,
     **options: Any,
 ) -> None:
-    """Find what the triggers of each memory have in common."""
+    """Find what the triggers of each memory have in common, or list related memories."""
     modes = {"--related": related is not None, "--shared": shared, "--duplicates": duplicates}
     modes["--explainer"] = explainer is not None
     selected = [mode for mode, is_selected in modes.items() if is_selected]
@@ -346,7 +348,9 @@ def patterns(
         with ProgressBar(screen) as progress:
             memlens.patterns(opened, progress=progress, **options)
         if not opened.has("tokens"):
-            screen.note("run `memlens values` and then this again to find classes of last words (months, countries)")
+            screen.note(
+                "to find classes of last words (months, countries), run `memlens values` and then this command again"
+            )
         _print_patterns_by_layer(screen, opened)
 
 
@@ -356,7 +360,7 @@ def _print_patterns_by_layer(screen: Screen, index: memlens.Index) -> None:
 
     layers = compute(index)
     settings = index.manifest.patterns
-    assert settings is not None  # written by the caller
+    assert settings is not None  # the caller has computed the patterns
     if screen.as_json:
         screen.json({"index": str(index.folder), **settings.content, "layers": layers})
         return
@@ -408,7 +412,7 @@ def _explain(screen: Screen, index: memlens.Index, url: str, model: str, memorie
     screen.records(proposals, ["memory", "proposed by", "detection", "proposal"], rows, wrap=True)
 
 
-_ROLE_WIDTH, _COUNT_WIDTH = 18, 8  # columns of the table of roles by layer
+_ROLE_WIDTH, _COUNT_WIDTH = 18, 8  # column widths of the table of roles by layer
 
 
 @with_settings(RoleSettings)
@@ -457,7 +461,7 @@ def _print_effects(screen: Screen, index: memlens.Index, model: str | None, seed
     from memlens.role.table import write_effects
 
     for table in ("roles", "values"):
-        index.path(table)  # raises before a model is loaded
+        index.path(table)  # raises before the model is loaded
     with ProgressBar(screen) as progress:
         effects = role_effects(index, index.load_model(model), seed=seed, progress=progress)
     write_effects(index, effects, seed)

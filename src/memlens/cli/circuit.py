@@ -1,4 +1,4 @@
-"""Verbs about the connections between memories: `circuit` of a prompt or of a task, `wires` of one memory."""
+"""Verbs about connections between memories: `circuit` for a prompt or a task, `wires` for one memory."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
 
 _PROMPT, _TASK = "Circuit of a prompt", "Circuit of a task"
-_SOURCES = 3  # strongest edges into a memory that are printed
-_MEMORIES = 20  # memories of a task's circuit that are printed
+_SOURCES = 3  # printed edges into a memory, strongest first
+_MEMORIES = 20  # printed memories of a task's circuit
 _GATES = ("value", "half")
 _METHODS = ("integrated", "relevance", "patching")
 
@@ -43,7 +43,7 @@ def circuit(
     screen: Screen,
     model: ModelOrIndex,
     prompt: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="Text whose next token is explained.", show_default=False)
+        str | None, typer.Argument(metavar="PROMPT", help="Text whose next token to explain.", show_default=False)
     ] = None,
     token: Annotated[str | None, token_option(_PROMPT)] = None,
     against: Annotated[str | None, against_option(_PROMPT)] = None,
@@ -57,7 +57,7 @@ def circuit(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What carries a gated memory's relevance: value, or half for both factors. Default: value.",
+            help="Path of a gated memory's relevance: value (up projection), or half (both factors). Default: value.",
             rich_help_panel=_PROMPT,
         ),
     ] = None,
@@ -87,7 +87,9 @@ def circuit(
     method: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Score memories by integrated (default), relevance or patching.", rich_help_panel=_TASK
+            metavar="NAME",
+            help="Score of memories: integrated (gradients), relevance or patching. Default: integrated.",
+            rich_help_panel=_TASK,
         ),
     ] = None,
     steps: Annotated[
@@ -97,13 +99,14 @@ def circuit(
     seed: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Seed of the held-out pairs and random sets. Default: 0.", rich_help_panel=_TASK
+            metavar="N", help="Random seed for held-out pairs and random sets. Default: 0.", rich_help_panel=_TASK
         ),
     ] = None,
     save: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Save the graph for Neuronpedia, or a task's circuit as an intervention for trace."
+            metavar="FILE",
+            help="Save the graph for Neuronpedia or, with --pairs, an intervention for `memlens trace --file`.",
         ),
     ] = None,
     force: Force = False,
@@ -122,7 +125,7 @@ def circuit(
     }
     of_task = {"--held-out": held_out, "--method": method, "--steps": steps, "--seed": seed}
     if (prompt is None) == (pairs is None):
-        raise SettingError("name either a PROMPT or a file of --pairs")
+        raise SettingError("give either a PROMPT or --pairs FILE")
     refuse_others("a prompt", of_task, []) if pairs is None else refuse_others("--pairs", of_prompt, [])
     _check_choice("--gate", gate, _GATES)
     _check_choice("--method", method, _METHODS)

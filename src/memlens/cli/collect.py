@@ -1,4 +1,4 @@
-"""`memlens collect`: memories with a star, a name, a note and lists."""
+"""`memlens collect`: save memories with a star, a name, a note and lists."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def collect(
     note: Annotated[str | None, typer.Option(metavar="TEXT", help="Your note.", rich_help_panel=_NOTE)] = None,
     lists: Annotated[
         list[str] | None,
-        typer.Option("--list", metavar="NAME", help="A list to put it in. Repeatable.", rich_help_panel=_NOTE),
+        typer.Option("--list", metavar="NAME", help="List to add the memory to (repeatable).", rich_help_panel=_NOTE),
     ] = None,
     person: Annotated[
         str | None,
@@ -43,14 +43,17 @@ def collect(
     ] = None,
     export: Annotated[
         str | None,
-        typer.Option("--export", metavar="FILE", help="Write all to a .json or .csv file.", rich_help_panel=_FILES),
+        typer.Option(
+            "--export", metavar="FILE", help="Export the collections to a .json or .csv file.", rich_help_panel=_FILES
+        ),
     ] = None,
     source: Annotated[
-        str | None, typer.Option("--import", metavar="FILE", help="Add those of an export.", rich_help_panel=_FILES)
+        str | None,
+        typer.Option("--import", metavar="FILE", help="Import the collections of an export.", rich_help_panel=_FILES),
     ] = None,
     force: Force = False,
 ) -> None:
-    """Collect memories with a star, a name, a note and lists, or list the collected memories."""
+    """Save memories with a star, a name, a note and lists, or list the saved memories."""
     from memlens.annotations.files import export_text, import_text, is_export, read_export
     from memlens.annotations.records import NOTES, Annotations
 
@@ -70,7 +73,7 @@ def collect(
         screen.note(f"{visible(str(annotations.path))}: {visible(problem)}")
     if source is not None:
         count = import_text(annotations, NOTES, read_export(source, "--import"), _get_format(source, "--import"))
-        screen.note(f"{count:,} new")
+        screen.note(f"imported {count:,} new events")
     elif export is not None:
         with open_output(export, "--export", is_export, force=force) as handle:
             handle.write(export_text(annotations, NOTES, _get_format(export, "--export")).encode())

@@ -1,6 +1,6 @@
 """Lookups in an index: `show` a memory or an expert, `search` for memories, `compare` two indexes.
 
-Prefixes are aligned at their last token, so that equal endings line up; long ones are cut on the left.
+Prefixes are aligned at their last token, so that equal endings line up. Long prefixes are cut on the left.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from memlens.index.search import SearchQuery, SearchResult
 
 _TOP = 10  # triggers and tokens to show by default
-_NEXT_WIDTH = 16  # columns of the token after a prefix
+_NEXT_WIDTH = 16  # width of the token after a prefix
 _TOKEN_WIDTH = 22
-_BOS = "(BOS)"  # stands for the prefix that consists of BOS only
-_CONTINUATION = "◌"  # stands for a token that continues a character
+_BOS = "(BOS)"  # shown for a prefix that consists of BOS only
+_CONTINUATION = "◌"  # shown for a token that continues a character
 _END = "(end)"
 _MARK_STYLE = "bold black on yellow"
 _UNDERTRAINED = " °"
@@ -38,7 +38,7 @@ _RELATED = 5
 
 
 def suggest_memory(index: memlens.Index) -> str:
-    """Return the name of a memory that is worth showing: the one with the largest coefficient."""
+    """Return the name of the memory with the largest coefficient, as a suggestion for `show`."""
     from memlens.index.search import SearchQuery, search
 
     (best,) = search(index, SearchQuery((), order="max", limit=1)).found
@@ -161,7 +161,7 @@ def _print_header(screen: Screen, record: MemoryRecord) -> None:
 
 
 def print_flowing(screen: Screen, pieces: Sequence[Text], gap: str = "   ") -> None:
-    """Print pieces one after another. A piece that does not fit starts a new line; a long piece is cut."""
+    """Print pieces in one line, and in further lines if they do not fit. A piece longer than a line is cut."""
     lines: list[Text] = []
     for piece in pieces:
         if lines and lines[-1].cell_len + len(gap) + piece.cell_len <= screen.out.width:
@@ -181,7 +181,7 @@ def _histogram(record: MemoryRecord) -> Text:
     if not filled:
         return Text("no sampled coefficients", "dim")
     first, last = filled[0], filled[-1]
-    # the outermost bins are wider than the memory's range
+    # the outermost bins extend beyond the memory's range
     low = "" if first == 0 else f"{max(edges[first - 1], record.min):.3g} "
     high = "" if last == len(edges) else f" {min(edges[last], record.max):.3g}"
     return Text.assemble((low, "dim"), sparkline(counts[first : last + 1]), (high, "dim"))
@@ -276,7 +276,7 @@ def _print_triggers(screen: Screen, record: MemoryRecord, end: str, count: int) 
 def _print_trigger_table(
     screen: Screen, triggers: Sequence[Trigger], letters: Sequence[str] | None = None, head: str = "coeff."
 ) -> None:
-    """Print one row per trigger; `letters` are the patterns that each of them has."""
+    """Print one row per trigger. `letters` names the patterns of each trigger."""
     rows: list[list[Any]] = []
     for place, trigger in enumerate(triggers):
         following = Text(_END, "dim")
@@ -291,7 +291,7 @@ def _print_trigger_table(
 
 
 def _mark_prefix(trigger: Trigger, styled: bool) -> Callable[[int], Text]:
-    """Return a table cell with a prefix, its last token highlighted by color or by « and »."""
+    """Return a table cell with a prefix whose last token is highlighted by color or by « and »."""
     marks = ("", "") if styled else ("«", "»")
     token = (visible(trigger.token) or _CONTINUATION) if trigger.prefix.position >= 0 else _BOS
     before = visible(trigger.before)
@@ -318,7 +318,7 @@ def _print_quadrants(screen: Screen, record: MemoryRecord) -> None:
 
 
 def _print_related(screen: Screen, index: memlens.Index, memory: MemoryId) -> None:
-    """Print the memories that have most in common with this one."""
+    """Print the memories that share most with this one."""
     from memlens.pattern.related import related_memories
 
     rows: list[list[Any]] = [
@@ -332,7 +332,7 @@ def _print_related(screen: Screen, index: memlens.Index, memory: MemoryId) -> No
 
 
 def _print_expert(screen: Screen, expert: ExpertRecord) -> None:
-    """Print how often an expert is chosen, for which tokens, what its router matches, and its strongest memories."""
+    """Print the routing of an expert, its tokens and prefixes, and its strongest memories."""
     dead = f", {expert.dead:,} of them dead" if expert.dead else ""
     screen.result(
         Text.assemble((str(expert.name), "bold"), f"  {visible(expert.model)}   {expert.memories:,} memories{dead}")
@@ -376,7 +376,7 @@ _Query = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="QUERY",
-        help="Text to find; in values, one or more tokens. Without it, all memories in --order.",
+        help="Text to find; in values, one or more tokens. Default: list all memories, sorted by --order.",
         show_default=False,
     ),
 ]
@@ -385,7 +385,7 @@ _Place = Annotated[
     typer.Option(
         "--in",
         metavar="|".join(_PLACES),
-        help="Search the triggers, promoted tokens, patterns or names of memories, or find the memories that fire on "
+        help="Where to search: triggers, promoted tokens (values), patterns or names; or find memories that fire on "
         "the text (loads the model).",
     ),
 ]
@@ -395,7 +395,7 @@ _IgnoreCase = Annotated[
     typer.Option(
         "--ignore-case/--match-case",
         "-i",
-        help="Ignore or match case. Default: ignore, unless the text has capitals.",
+        help="Ignore or match case. Default: match only if the text has capitals.",
         show_default=False,
         rich_help_panel=_TRIGGERS,
     ),
@@ -413,7 +413,7 @@ _Kind = Annotated[
     typer.Option(
         "--class",
         metavar="|".join(_CHOICES["--class"]),
-        help="Kinds of patterns that the triggers share.",
+        help="Class of the patterns that the triggers share.",
         rich_help_panel=_FILTERS,
     ),
 ]
@@ -428,7 +428,7 @@ _Order = Annotated[
     str | None,
     typer.Option(
         metavar="|".join(_CHOICES["--order"]),
-        help="Sort order without QUERY (default: max), or with --in fires (default: relative).",
+        help="Sort order. Default: max without QUERY, relative with --in fires.",
     ),
 ]
 
@@ -504,7 +504,7 @@ def _search_firing(
     from memlens.tracer.result import FIRING_ORDERS
 
     if len(query) != 1:
-        raise SettingError(f"--in fires reads one text, but {len(query)} were given; put the text in quotes")
+        raise SettingError(f"--in fires takes one text, but {len(query)} were given; put the text in quotes")
     if (order or "relative") not in FIRING_ORDERS:
         raise SettingError(f"--order is '{order}'; with --in fires choose one of: {', '.join(FIRING_ORDERS)}")
     selected = None if layers is None else parse_layers(layers)
@@ -550,7 +550,7 @@ def _describe_no_match(index: memlens.Index, query: SearchQuery) -> str:
 
 
 def _print_match_table(screen: Screen, query: SearchQuery, hits: Any) -> None:
-    """Print the memories that a search found, with columns that depend on the place searched."""
+    """Print the memories that a search found. Columns depend on where the text was searched."""
     if not query.texts or query.place == "name":
         heads = ["memory", *([query.order] if not query.texts else []), "summary"]
         rows: list[list[Any]] = [

@@ -46,7 +46,7 @@ _STYLES = {
 
 @with_screen(json=True)
 def check(screen: Screen, index: IndexFolder) -> None:
-    """Verify every file of an index. The exit code is 2 if a file is damaged."""
+    """Verify every file of an index. The exit code is 2 if a file is damaged or cannot be read."""
     with ProgressBar(screen, first="check") as progress:
         checked = memlens.check(index, progress=progress)
     if screen.as_json:
@@ -61,7 +61,7 @@ def check(screen: Screen, index: IndexFolder) -> None:
     from memlens.index.format import ANNOTATIONS
 
     for finding in checked.damaged:
-        if finding.file == ANNOTATIONS:  # cannot be rebuilt, so advice about tables must not apply to it
+        if finding.file == ANNOTATIONS:  # cannot be rebuilt, so the advice below does not apply
             raise IndexFolderError(finding.detail)
     if checked.damaged:
         names = [visible(finding.file) for finding in checked.damaged]
@@ -91,7 +91,7 @@ def repair(screen: Screen, index: IndexFolder, model: ModelNow = None) -> None:
         screen.result(f"rebuilt: {', '.join(names)}" if names else "every table is intact; nothing to do")
 
 
-_RECORDS = {"jsonl": "memories", "csv": "triggers"}  # what the export counts
+_RECORDS = {"jsonl": "memories", "csv": "triggers"}  # format -> what it counts
 
 
 @with_screen(json=False)
@@ -163,7 +163,7 @@ def report(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Write one self-contained HTML page with every chart next to the paper's."""
+    """Write one self-contained HTML page with every chart next to the published one."""
     opened = memlens.Index(index)
     with ProgressBar(screen) as progress:
         from memlens.experiments.run import EXPERIMENTS
@@ -222,14 +222,14 @@ def refuse_without_workbench() -> None:
 
 
 def _find_model(screen: Screen, index: str) -> str | None:
-    """Return the location of the scanned model, or None and print a note if it is not there any more."""
+    """Return the location of the scanned model. If the model has moved, print a note and return None."""
     from memlens.models.load import is_here
 
     source = memlens.Index(index).manifest.model.source
     if source and is_here(source):
         return source
-    where = f"the model is not at '{visible(source)}' any more" if source else "the model was not loaded from a file"
-    screen.note(f"{where}; live pages need `--model MODEL`, all other pages work")
+    where = f"the model is no longer at '{visible(source)}'" if source else "the model was not loaded from a file"
+    screen.note(f"{where}; live pages need --model MODEL, other pages work")
     return None
 
 
@@ -244,7 +244,7 @@ def serve(
         typer.Option(metavar="MODEL", help="Current location of the model. Default: where it was scanned."),
     ] = None,
     no_model: Annotated[bool, typer.Option("--no-model", help="Do not load a model; disables live pages.")] = False,
-    compare: Annotated[str | None, typer.Option(metavar="INDEX", help="Second index for the Compare page.")] = None,
+    compare: Annotated[str | None, typer.Option(metavar="INDEX", help="Second index, for the Compare page.")] = None,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Address to listen on. Other machines need a token.")
     ] = "127.0.0.1",
@@ -259,7 +259,7 @@ def serve(
         raise SettingError("--model and --no-model exclude each other; choose one")
     if no_model:
         refuse_others("--no-model", {option_name(name): True for name in options}, [])
-    if model is not None and not (model and Path(model).is_dir()):  # a folder is checked when it is loaded
+    if model is not None and not (model and Path(model).is_dir()):  # loading checks a folder
         from memlens.models.load import refuse_missing
 
         refuse_missing(model)
@@ -278,7 +278,7 @@ def serve(
     except Terminated:
         raise Terminated("terminated") from None
     except KeyboardInterrupt:
-        return  # the usual way to stop a server
+        return  # Ctrl-C is the usual way to stop the server
 
 
 @with_screen(json=True)

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from memlens.tracer.result import InterventionEffect, LayerTrace, Token, TokenShare, Trace, TracedMemory
 
 _EDITS, _TEXT = "Edit memories", "Generate text"
-_TOKEN_WIDTH = 14  # columns of a token in quotes
+_TOKEN_WIDTH = 14  # width of a token in quotes
 _MIN_PROMPT_WIDTH = 20
-_MEMORIES = 10  # memories listed below the layers
+_MEMORIES = 10  # memories to list below the layers
 _CASE_STYLES = {"composition": "yellow", "ffn": "green", "reversal": "red"}
 
 _Sets = Annotated[
@@ -96,7 +96,7 @@ def trace(
     device: Device = "auto",
     dtype: IndexDtype = None,
 ) -> None:
-    """Trace a prompt: the active memories of each layer, what they promote, and what the layer predicts."""
+    """Trace a prompt: the active memories of each layer, the tokens they promote, and the layer's prediction."""
     intervention = _read_intervention(sets or [], at, file)
     if save is not None and intervention is None:
         raise SettingError(f"there is no intervention to save in {save}; add --set")
@@ -111,7 +111,7 @@ def trace(
 
     loaded, index = open_model(model, where=where, device=device, dtype=dtype)
     if intervention is not None and (screen.as_json or save is not None or file is not None):
-        intervention = intervention.meant_for(loaded)  # adds the model's fingerprint, so that it can be replayed
+        intervention = intervention.meant_for(loaded)  # adds the model's fingerprint, which replaying checks
     result = _run_trace(loaded, index, prompt, intervention, position=position, token=token, against=against, top=top)
     texts = _generate(loaded, prompt, generate, intervention, temperature, seed)
     if save is not None and intervention is not None:
@@ -142,12 +142,12 @@ def _read_intervention(sets: list[str], at: list[int] | None, file: Path | None)
 
 
 def _refuse_overwritten(edits: Sequence[Edit]) -> None:
-    """Raise SettingError if an edit has no effect because a later one sets the same memory."""
+    """Raise SettingError if a later edit of the same memory overrides an edit."""
     last: dict[str, Edit] = {}
     for edit in edits:
         previous = last.get(edit.target, edit)
         if edit.action != "scale" and str(previous) != str(edit):
-            raise SettingError(f"--set {previous} has no effect because --set {edit} follows it; leave one out")
+            raise SettingError(f"--set {previous} has no effect because --set {edit} overrides it; leave one out")
         last[edit.target] = edit
 
 
@@ -160,7 +160,7 @@ def _run_trace(
 
     if intervention is None:
         return trace(model, prompt, index=index, **options)
-    # the fingerprint has been compared with the model's already, which takes time for a large model
+    # the fingerprint was already compared with the model's, which takes time for a large model
     effect = intervene(model, prompt, intervention.for_any(), index=index, **options)
     return replace(effect, intervention=intervention)
 
@@ -346,7 +346,7 @@ def probe(
 ) -> None:
     """Find the memories that encode a concept: fit sparse probes to labeled texts."""
     if (steer is None) != (towards is None):
-        raise SettingError("--steer and --towards need each other; give both or neither")
+        raise SettingError("--steer and --towards must be given together")
     if strength is not None and (steer is None or not math.isfinite(strength)):
         raise SettingError(f"--strength is {strength}; it must be a finite number and needs --steer")
     from memlens.probing.saved import is_probe
@@ -375,7 +375,7 @@ def _fit(
     from memlens.probing.labels import check_label, read_labels
 
     settings = ProbeSettings(**options)
-    if towards is not None:  # check it before an hour of work
+    if towards is not None:  # checked before fitting, which may take an hour
         check_label(read_labels(labels, settings.column, settings.label, settings.kind).classes, towards)
     from memlens.probing.probe import probe as run
 
@@ -468,7 +468,7 @@ def _print_scores(screen: Screen, result: ProbeResult) -> None:
             cells.append(Text(text, "bold green" if (layer, k) == best else ""))
         rows.append([layer, *cells])
     heads = ["layer", *(f"k={k}" for k in sizes), "residual"]
-    # on a narrow terminal, leave out small k other than 1 first
+    # on a narrow terminal, small k other than 1 are left out first
     screen.table(heads, rows, optional=heads[2:-1])
 
 

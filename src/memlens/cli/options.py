@@ -13,16 +13,16 @@ from memlens.errors import SettingError
 from memlens.settings import RUN, RunSettings, is_hub_source, option_name
 
 Verb = Callable[..., None]
-OUTPUT = "Output"  # the last group of options in every help text
+OUTPUT = "Output"  # title of the last group of options in every help text
 
 
 @dataclass(frozen=True)
 class Group:
-    """A verb with subcommands. The callback reads the arguments before the subcommand, as in `annotate INDEX label`."""
+    """A verb with subcommands. The callback receives the arguments before the subcommand (`annotate INDEX label`)."""
 
     callback: Verb
     commands: Mapping[str, "Verb | Group"]
-    needs_command: bool = True  # else the callback runs alone if no subcommand is named
+    needs_command: bool = True  # False: the callback also runs without a subcommand
 
 
 def setting(settings: type, name: str, option: str | None = None) -> Any:
@@ -65,7 +65,7 @@ Resume = Annotated[
 ]
 Force = Annotated[
     bool,
-    typer.Option("--force", help="Replace a file that memlens did not write (never a file of an index or model)."),
+    typer.Option("--force", help="Replace a file that memlens did not write, except files of an index or model."),
 ]
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=OUTPUT)]

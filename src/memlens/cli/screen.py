@@ -26,11 +26,11 @@ from memlens.text import MISSING, finite, visible
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-_UNLIMITED = 100_000  # columns of a line that is not printed on a terminal
+_UNLIMITED = 100_000  # width of a line outside of a terminal
 
 
 class _Stdout:
-    """Stdout as a file of UTF-8 bytes. On a terminal, control characters are made visible."""
+    """Stdout as a binary file. On a terminal, control characters are made visible."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream, self.is_text = stream, stream.isatty() or not hasattr(stream, "buffer")
@@ -48,9 +48,9 @@ class _Stdout:
 def open_output(
     file: str | None, option: str, is_ours: Callable[[bytes], bool], *, force: bool
 ) -> Iterator[BinaryIO | _Stdout]:
-    """Open the output of an export: the named file, replaced as a whole at the end, or stdout."""
+    """Open the output of an export: stdout, or a file that replaces the named one when the block ends."""
     if file is None:
-        if getattr(sys.stdout, "name", None) == 1:  # cli/__init__.py replaced a closed stdout
+        if getattr(sys.stdout, "name", None) == 1:  # stdout was closed and replaced in cli/__init__.py
             raise SettingError(f"stdout is closed, so the export would be lost; name a file with {option}")
         yield _Stdout(sys.stdout)
         return
@@ -80,14 +80,14 @@ def check_outputs(outputs: Mapping[str, tuple[Path | None, Callable[[bytes], boo
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # app.py handles it; rich would end the process
+        raise BrokenPipeError  # handled in app.py; rich would exit
 
 
-# A cell of a table: None is a dash, a function receives the width of its column.
+# A cell of a table. None is shown as a dash. A function receives the width of the column.
 Cell = str | Text | int | float | None | Callable[[int], Text]
 
-_GAP = 2  # columns between two columns of a table
-_NARROWEST, _COMFORTABLE = 9, 22  # characters of a shortened column of text
+_GAP = 2  # space between columns of a table
+_NARROWEST, _COMFORTABLE = 9, 22  # widths of a shortened column of text
 _NUMBER = re.compile(r"([+\-−]?[\d.,]+(e[+\-−]?\d+)?%?|–|yes|no|)")
 
 
@@ -101,7 +101,7 @@ class Screen:
 
     @property
     def styled(self) -> bool:
-        """True if results can be highlighted by color; otherwise they are highlighted by characters."""
+        """True if results are highlighted by color, False if by characters."""
         return self.out.color_system is not None
 
     @property
@@ -243,7 +243,7 @@ def _is_numeric(head: str, cells: Sequence[Any]) -> bool:
 
 
 def _fit_columns(columns: Sequence[tuple[str, list[Any]]], width: int) -> list[int]:
-    """Return the widths of the columns. Too wide columns of text are cut to one common width."""
+    """Return the widths of the columns. Columns of text that are too wide are cut to a common width."""
     widths = [_column_width(head, cells) for head, cells in columns]
     texts = [place for place, column in enumerate(columns) if column[0] != "memory" and not _is_numeric(*column)]
     room = width - _GAP * (len(columns) - 1)
@@ -256,7 +256,7 @@ def _fit_columns(columns: Sequence[tuple[str, list[Any]]], width: int) -> list[i
 
 
 def fit_items(items: Sequence[Text | Callable[[int], Text]], gap: str = "  ") -> Callable[[int], Text]:
-    """Return a table cell with as many of the items as fit. The first one is always there, shortened if necessary."""
+    """Return a table cell with as many items as fit. The first item is always included, shortened if necessary."""
 
     def cell(width: int) -> Text:
         if not items:
@@ -292,7 +292,7 @@ def _console(stream: IO[str]) -> Console:
 
 
 _REDRAW_SECONDS = 0.1
-_LARGE_TEXT = 10**6  # bytes of text from which on its reading speed is worth a note
+_LARGE_TEXT = 10**6  # the reading speed is printed for more bytes of text than this
 _DESCRIPTIONS = {
     "model": "loading the model",
     "corpus": "reading the corpus",
@@ -330,18 +330,18 @@ _UNITS = {
 
 
 class ProgressBar:
-    """A progress function that draws a bar on a terminal, with the time remaining for the current step.
+    """A progress function that draws a bar with the time remaining for the current step on a terminal.
 
-    rich estimates the time remaining from the work completed in the last seconds.
+    rich estimates this time from the work completed in the last seconds.
     """
 
     def __init__(self, screen: Screen, first: str = "model") -> None:
         self.screen, self.first = screen, first
-        self.steps: list[str] = []  # in the order in which they started
-        self.prefix = ""  # printed before the description of a step
+        self.steps: list[str] = []  # in order of their start
+        self.prefix = ""  # text before the description of a step
         self._bar: Progress | None = None
         self._last_drawn = 0.0
-        self._started, self._start_count = 0.0, 0  # of the current step
+        self._started, self._start_count = 0.0, 0  # time and count at the start of the current step
 
     def __enter__(self) -> "ProgressBar":
         if self.screen.shows_progress:

@@ -79,7 +79,20 @@ _MADE_BY |= {"experiments": "memlens experiment", "roles": "memlens roles", "eff
 
 
 class Index:
-    """The memories of one model on one corpus."""
+    """An index folder, opened for reading: the memories of one model on one corpus.
+
+    Args:
+        folder: The index folder, or `hf:OWNER/NAME`.
+
+    Raises:
+        IndexFolderError: The folder does not hold a complete index.
+
+    Example:
+        >>> index.layers, index.manifest.counts.sentences
+        ((0, 1, 2), 7)
+        >>> index.triggers("L1N7", limit=1)[0].rank
+        0
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = located(folder)
@@ -102,20 +115,50 @@ class Index:
         return self.manifest.layers
 
     def memories(self, layer: int) -> int:
-        """Return the number of memories of a layer. Raises UnknownName if it was not scanned."""
+        """Return the number of memories of a layer.
+
+        Raises:
+            UnknownName: The layer was not scanned.
+
+        Example:
+            >>> index.memories(1)
+            40
+        """
         if layer not in self.layers:
             raise UnknownName(f"layer {layer} is not in this index; it has {_name_layers(self.layers)}")
         return self.manifest.model.memories[layer]
 
     def check(self, memory: str | MemoryId) -> MemoryId:
-        """Return the memory of that name. Raises UnknownName if the index has no such memory."""
+        """Return the memory with this name.
+
+        Args:
+            memory: A name like "L5N94", or a MemoryId.
+
+        Raises:
+            UnknownName: The index has no such memory.
+
+        Example:
+            >>> index.check("L1N7").layer
+            1
+        """
         name = MemoryId.parse(memory) if isinstance(memory, str) else memory
         self.memories(name.layer)
         self.names.number(name)
         return name
 
     def __getitem__(self, memory: str | MemoryId) -> ShownMemory:
-        """Return the record of a memory, which a notebook shows as a page: `index["L5N94"]`."""
+        """Return the record of a memory, which a notebook shows as a page.
+
+        Args:
+            memory: A name like "L5N94", or a MemoryId.
+
+        Raises:
+            UnknownName: The index has no such memory.
+
+        Example:
+            >>> str(index["L1N7"].name)
+            'L1N7'
+        """
         from memlens.index.memory import show_memory
 
         return show_memory(self, memory)
@@ -126,10 +169,17 @@ class Index:
         return self.manifest.model.names
 
     def path(self, table: str) -> Path:
-        """Return the Parquet file of a table (`triggers`, `values`, `experiments/agreement`).
+        """Return the Parquet file of a table.
+
+        Args:
+            table: The name of the table, like "triggers", "values" or "experiments/agreement".
 
         Raises:
             IndexFolderError: The table was not computed, or its file is missing or damaged.
+
+        Example:
+            >>> index.path("triggers").name
+            'triggers.parquet'
         """
         if not self.has(table):
             command = _MADE_BY.get(table.split("/")[0])
@@ -149,7 +199,15 @@ class Index:
         return path
 
     def has(self, table: str) -> bool:
-        """Return True if the table was computed. Raises IndexFolderError if it was computed but its file is missing."""
+        """Return True if the table was computed.
+
+        Raises:
+            IndexFolderError: The table was computed, but its file is missing.
+
+        Example:
+            >>> index.has("memories"), index.has("values")
+            (True, False)
+        """
         name = f"{table}.parquet"
         if name not in self.manifest.files:
             self.reload()  # another process may have computed it since this index was opened
@@ -192,7 +250,20 @@ class Index:
         self.manifest, self._manifest_stamp = manifest, stamp
 
     def table(self, table: str, columns: Sequence[str] | None = None, filters: Any = None) -> pa.Table:
-        """Return a table, or some of its columns and rows (filters as in pyarrow)."""
+        """Return a table, or some of its columns and rows.
+
+        Args:
+            table: The name of the table.
+            columns: Columns to read. None reads all.
+            filters: Conditions on rows, as in `pyarrow.parquet.read_table`.
+
+        Raises:
+            IndexFolderError: The table was not computed, or its file is missing or damaged.
+
+        Example:
+            >>> index.table("memories", ["max", "dead"]).num_rows
+            120
+        """
         import pyarrow.parquet as pq
 
         names = None if columns is None else list(columns)
@@ -213,16 +284,29 @@ class Index:
             return names
 
     def sql(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """Return the rows of a DuckDB query, in which a name in braces, like `{triggers}`, stands for a table.
+        """Return the rows of a DuckDB query.
+
+        Args:
+            query: SQL in which a name in braces, like `{triggers}`, stands for a table.
+            parameters: Values of $1, $2 and so on.
+
+        Raises:
+            IndexFolderError: A table was not computed, or its file is missing or damaged.
+            SettingError: DuckDB cannot run the query.
 
         Example:
-            >>> index.sql("SELECT count(*) AS n FROM {memories} WHERE dead")  # doctest: +SKIP
-            [{'n': 12}]
+            >>> index.sql("SELECT count(*) AS n FROM {memories} WHERE layer = $1", [2])
+            [{'n': 40}]
         """
         return list(self.stream(query, parameters))
 
     def stream(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a DuckDB query one by one, for results that are too large for a list."""
+        """Yield the rows of a DuckDB query, for results that are too large for a list. Arguments as in `sql`.
+
+        Example:
+            >>> sum(1 for row in index.stream("SELECT * FROM {memories}"))
+            120
+        """
         with self._explain_errors(), self._connect() as database:
             filled, tables = self._fill_in_tables(query)
             cursor = database.execute(filled, list(parameters))
@@ -233,7 +317,12 @@ class Index:
                     yield dict(zip(columns, row, strict=True))
 
     def arrays(self, query: str, parameters: Sequence[Any] = ()) -> dict[str, NDArray[Any]]:
-        """Return the columns of a DuckDB query as NumPy arrays."""
+        """Return the columns of a DuckDB query as NumPy arrays. Arguments as in `sql`.
+
+        Example:
+            >>> index.arrays("SELECT max FROM {memories}")["max"].shape
+            (120,)
+        """
         with self._explain_errors(), self._connect() as database:
             filled, tables = self._fill_in_tables(query)
             cursor = database.execute(filled, list(parameters))
@@ -310,7 +399,21 @@ class Index:
             raise IndexFolderError(f"{failure} {self.folder}: {why}{advice}") from error
 
     def triggers(self, memory: str | MemoryId, end: str = "top", limit: int | None = None) -> TriggerList:
-        """Return the triggers of a memory with their text, best first."""
+        """Return the triggers of a memory with their text, best first.
+
+        Args:
+            memory: A name like "L5N94", or a MemoryId.
+            end: "top" for the largest coefficients, "bottom" for the most negative ones.
+            limit: The maximum number of triggers. None returns all.
+
+        Raises:
+            UnknownName: The index has no such memory.
+            SettingError: The end or the limit is not valid.
+
+        Example:
+            >>> [trigger.rank for trigger in index.triggers("L1N7", limit=2)]
+            [0, 1]
+        """
         if end not in ("top", "bottom"):
             raise UnknownName(f"a memory has the ends 'top' and 'bottom', not '{end}'")
         if limit is not None and limit < 0:
@@ -319,7 +422,11 @@ class Index:
         return self.triggers_of([name], end, limit)[name]
 
     def ordinary(self, memory: str | MemoryId) -> TriggerList:
-        """Return random prefixes on which the memory is active and that are not triggers."""
+        """Return random prefixes on which the memory is active and that are not triggers.
+
+        Raises:
+            UnknownName: The index has no such memory.
+        """
         name = self.check(memory)
         return self.with_text(self.rows_of("ordinary", [name], order="rank")[name])
 
@@ -355,7 +462,12 @@ class Index:
         return by_memory
 
     def sentences(self, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """Return rows of the corpus by sentence id."""
+        """Return rows of the corpus by sentence id.
+
+        Example:
+            >>> sorted(index.sentences([0, 2]))
+            [0, 2]
+        """
         if not ids:
             return {}
         wanted = ", ".join(str(int(i)) for i in ids)
@@ -368,7 +480,7 @@ class Index:
         return texts
 
     def chart(self, experiment: str) -> Any:
-        """Return the figure of an experiment as an Altair chart."""
+        """Return the figure of an experiment as an Altair chart. See `memlens.chart`."""
         import memlens  # experiments may not be imported at the top of this module
 
         return memlens.chart(self, experiment)
@@ -382,6 +494,10 @@ class Index:
 
         Raises:
             ModelError: The model has changed, or its location is unknown because it was scanned from memory.
+
+        Example:
+            >>> len(index.load_model().layers)
+            3
         """
         from memlens.models.load import load
 
@@ -475,7 +591,18 @@ class _TableSources(dict[str, str]):
 
 
 def open_index(folder: Index | str | PathLike[str]) -> Index:
-    """Open an index folder or `hf:OWNER/NAME`. An open Index is returned unchanged."""
+    """Open an index.
+
+    Args:
+        folder: An index folder or `hf:OWNER/NAME`. An open Index is returned unchanged.
+
+    Raises:
+        IndexFolderError: The folder does not hold a complete index.
+
+    Example:
+        >>> memlens.open_index(index.folder).layers
+        (0, 1, 2)
+    """
     return folder if isinstance(folder, Index) else Index(Path(folder))
 
 

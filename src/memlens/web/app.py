@@ -1,7 +1,7 @@
-"""The web application: all pages, errors in one line, and serve(), which runs it until it is stopped.
+"""The web application: routers, error responses, and serve(), which runs it until it is stopped.
 
-Status codes: 404 for an unknown name, 422 for a request that is not valid, 409 for a missing model or a damaged index,
-429 if the model is busy. Anything else is a bug and gives 500. Under /api/ an error is JSON, otherwise a page.
+Status codes: 404 for an unknown name, 422 for an invalid request, 409 for a missing model or a damaged index, 429 if
+the model is busy. Any other error is a bug and gives 500. Errors are JSON under /api/ and pages elsewhere.
 """
 
 import socket
@@ -31,11 +31,11 @@ PAGES = (overview, memory, search, trace, circuit, collections, annotate, compar
 
 
 def create_app(workbench: Workbench, access: Access | None = None) -> FastAPI:
-    """Return the workbench as an ASGI application. Its startup starts the workbench's background work."""
+    """Return the workbench as an ASGI application, which starts the workbench's background work on startup."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        # pages use the processor: more threads would only hold more memory; one more is for the model
+        # pages are bound by the CPU, so more threads than cores would only take memory; one more runs the model
         current_default_thread_limiter().total_tokens = _THREADS + 1
         workbench.start()
         if overview.list_experiment_tables(workbench.index):
@@ -99,7 +99,12 @@ def _error_response(request: Request, status: int, line: str) -> Response:
 def serve(workbench: Workbench, host: str, port: int, opened: Callable[[str, Access], None], log: str) -> None:
     """Serve until SIGINT or SIGTERM, which uvicorn raises again after its shutdown.
 
-    `opened` is called with the address once the port is bound.
+    Args:
+        workbench: The workbench.
+        host: Address to listen on.
+        port: Port; 0 selects a free one.
+        opened: Called with the address once the port is bound.
+        log: Log level of uvicorn.
     """
     access = Access.for_host(host)
     with listen(host, port) as listener:
@@ -113,7 +118,7 @@ def serve(workbench: Workbench, host: str, port: int, opened: Callable[[str, Acc
 
 
 def server_config(app: FastAPI, log: str) -> uvicorn.Config:
-    """Return the settings of uvicorn. `log` is its log level."""
+    """Return the settings of uvicorn with this log level."""
     return uvicorn.Config(
         app,
         ws="none",

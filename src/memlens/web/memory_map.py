@@ -1,8 +1,8 @@
 """Statistics of all memories as columns, the table of layers, and the map: one cell per memory, one byte each.
 
-The statistics of a million memories take some tens of megabytes. Columns of tables that the index does not have are
-missing. On the map, a layer with more memories than fit is drawn in cells of several memories. Such a cell shows its
-highest memory, so that rare memories stay visible.
+The statistics of a million memories take some tens of megabytes. Columns are missing if the index lacks their table. On
+the map, a layer with more memories than fit is drawn in cells of several memories. Such a cell shows its highest
+memory, so that rare memories stay visible.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Statistics
 
-CLASSES = ("none", "shallow", "semantic", "both")  # of patterns; a memory's class is its place here
+CLASSES = ("none", "shallow", "semantic", "both")  # classes of memories by their patterns
 AGREEMENTS = ("unknown", "no", "yes")
 _DEAD_NAMED = 24
 
@@ -36,7 +36,7 @@ class Statistics:
 
     layers: tuple[int, ...]
     names: MemoryNames
-    starts: NDArray[np.int64]  # [layers + 1]: a layer's first row
+    starts: NDArray[np.int64]  # [layers + 1]: first row of each layer
     numbers: dict[str, NDArray[Any]] = field(default_factory=dict)  # max, mean, frequency, max_p
     categories: dict[str, NDArray[np.uint8]] = field(default_factory=dict)  # dead, agreement, class, role
 
@@ -62,7 +62,7 @@ class Statistics:
 
 
 def read_statistics(index: ServedIndex) -> Statistics:
-    """Return the statistics of an index. They are read once."""
+    """Return the statistics of an index. Read once per index."""
     return index.remember("statistics", lambda: _read_statistics(index))
 
 
@@ -101,14 +101,16 @@ def _read_statistics(index: Index) -> Statistics:
         statistics.categories["class"] = classes
     if index.has("roles"):
         table, rows = read("roles", ["role"])
-        places = {role: 1 + number for number, role in enumerate(ROLES)}  # 0: none, or unknown to this version
+        places = {
+            role: 1 + number for number, role in enumerate(ROLES)
+        }  # 0: no role, or a role unknown to this version
         roles = np.array([places.get(role, 0) for role in table["role"].to_pylist()])
         statistics.categories["role"] = place(rows, roles.astype(np.uint8), 0)
     return statistics
 
 
 class LayerStatistics(BaseModel):
-    """One layer. Numbers whose table is missing are null."""
+    """Statistics of one layer. Numbers are null if their table is missing."""
 
     layer: int
     memories: int
@@ -123,7 +125,7 @@ class LayerStatistics(BaseModel):
 
 
 def read_layers(index: ServedIndex) -> list[LayerStatistics]:
-    """Return the statistics of every layer. They are computed once."""
+    """Return the statistics of every layer. Computed once per index."""
 
     def make() -> list[LayerStatistics]:
         statistics = read_statistics(index)
@@ -162,7 +164,7 @@ def _or_none(value: float) -> float | None:
 
 # The map
 
-NOTHING = 255  # the level of a memory without a value
+NOTHING = 255  # level of a memory without a value
 _STEPS = 254
 _QUANTILES = 33
 
@@ -173,20 +175,20 @@ class Measure:
 
     name: str
     label: str
-    meaning: str  # one line
-    kinds: tuple[str, ...] = ()  # names of the levels of a category; empty for a number
+    meaning: str  # explanation in one line
+    kinds: tuple[str, ...] = ()  # names of the levels if this is a category
     percent: bool = False
 
 
 MEASURES = (
-    Measure("max", "strongest coefficient", "the highest coefficient over all prefixes of the corpus"),
-    Measure("frequency", "frequency", "the share of prefixes with a positive coefficient", percent=True),
-    Measure("mean", "mean coefficient", "the mean over all prefixes of the corpus"),
-    Measure("max_p", "confidence of the value", "the probability of the most promoted token", percent=True),
+    Measure("max", "max coefficient", "the largest coefficient on any prefix of the corpus"),
+    Measure("frequency", "activation frequency", "the share of prefixes with a positive coefficient", percent=True),
+    Measure("mean", "mean coefficient", "the mean coefficient over all prefixes of the corpus"),
+    Measure("max_p", "max p of the value", "the probability of the top token", percent=True),
     Measure(
         "agreement",
         "agreement",
-        "whether the most promoted token is the one that follows the top trigger",
+        "whether the top token follows the top trigger",
         kinds=("no next token", "different token", "agrees"),
     ),
     Measure(
@@ -195,11 +197,11 @@ MEASURES = (
         "what the triggers have in common",
         kinds=("no pattern", "shallow only", "semantic only", "both kinds"),
     ),
-    Measure("role", "role", "the first role found by `memlens roles`", kinds=("no role", *ROLES)),
-    Measure("dead", "never fires", "memories without triggers", kinds=("fires", "never fires")),
+    Measure("role", "role", "the first role of each memory, by `memlens roles`", kinds=("no role", *ROLES)),
+    Measure("dead", "dead", "memories that are never active on the corpus", kinds=("active", "dead")),
 )
 
-# name -> label; "class" and "role" need their tables
+# name -> label; "class" and "role" are offered only if their tables exist
 SORTS = {
     "place": "position in the layer",
     "level": "color",
@@ -210,7 +212,7 @@ SORTS = {
 
 
 class MapLayer(BaseModel):
-    """One row of the map: memories in the layer, memories per cell, and the groups that names are made from."""
+    """One row of the map: memories of the layer, memories per cell, and the groups, from which names are derived."""
 
     layer: int
     memories: int
@@ -219,11 +221,11 @@ class MapLayer(BaseModel):
 
 
 class MemoryMap(BaseModel):
-    """Cells of all layers, one byte per cell, in base64. 255 is a cell without a value.
+    """The cells of all layers, one byte per cell, in base64. A cell without a value is 255.
 
-    For a number, level l is the share l / 254 of memories below it: interpolate in `quantiles`, which are equally
-    spaced. For a category, the level is a place in `kinds`. `memories` holds the memory in its layer that each cell
-    shows (four bytes per cell, little endian). It is null if cell and memory numbers are equal.
+    For a number, level l means that a share l / 254 of all memories is lower; interpolate in `quantiles`, which are
+    equally spaced. For a category, the level is an index into `kinds`. `memories` holds the number of the memory that
+    each cell shows (four bytes per cell, little endian), or null if cells and memories have equal numbers.
     """
 
     by: str
@@ -249,11 +251,11 @@ def list_sorts(statistics: Statistics) -> dict[str, str]:
     return {name: label for name, label in SORTS.items() if name not in missing}
 
 
-Orders = dict[int, NDArray[np.int64]]  # layer -> its memories in the order of the map
+Orders = dict[int, NDArray[np.int64]]  # layer -> memories in the order of the map
 
 
 def read_similarity_orders(index: ServedIndex) -> Orders:
-    """Return for every layer an order in which similar memories are neighbors. It is computed once."""
+    """Return an order for every layer in which similar memories are neighbors. Computed once per index."""
     from memlens.pattern.related import order_by_likeness
 
     return index.remember("likeness", lambda: {layer: order_by_likeness(index, layer) for layer in index.layers})
@@ -262,7 +264,7 @@ def read_similarity_orders(index: ServedIndex) -> Orders:
 def draw_map(
     statistics: Statistics, by: str, room: int, sort: str = "place", read_orders: Callable[[], Orders] = dict
 ) -> MemoryMap:
-    """Draw the map with at most `room` cells per layer. `read_orders` is called to sort by similarity.
+    """Return the map with at most `room` cells per layer. `read_orders` is called to sort by similarity.
 
     Raises:
         UnknownName: The index has no such measure or sort order.
@@ -321,7 +323,7 @@ def _read_quantiles(numbers: NDArray[np.floating]) -> list[float]:
 
 def _read_levels(numbers: NDArray[np.floating], quantiles: list[float]) -> NDArray[np.uint8]:
     """Return the level of each number: the share of memories below it, in steps of 1/254."""
-    values, first = np.unique(quantiles, return_index=True)  # equal quantiles count as the lowest of them
+    values, first = np.unique(quantiles, return_index=True)  # equal quantiles count as the lowest one
     shares = first / (_QUANTILES - 1)
     is_finite = np.isfinite(numbers)
     share = np.interp(np.where(is_finite, numbers, values[0]), values, shares)
@@ -329,7 +331,7 @@ def _read_levels(numbers: NDArray[np.floating], quantiles: list[float]) -> NDArr
 
 
 def _merge_cells(levels: NDArray[np.uint8], size: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the highest level of each cell of `size` memories, and its place in the cell."""
+    """Return the highest level in each cell of `size` memories, and the position of that memory in the cell."""
     if size == 1:
         return levels, np.zeros(len(levels), np.int64)
     padded = np.full(-(-len(levels) // size) * size, NOTHING, np.uint8)

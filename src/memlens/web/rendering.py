@@ -1,7 +1,7 @@
-"""Templates, JSON responses, static files, and what routes share: the workbench, the viewer, running the model.
+"""Templates, JSON responses, static files, and dependencies of routes: the workbench, the viewer, the model.
 
-All text is escaped by the templates, and characters that cannot be shown or sent are replaced. An annotator is known
-by a name in a cookie. There are no accounts: this only prevents people from seeing other people's labels by accident.
+Templates escape all text, and characters that cannot be shown or sent are replaced. Annotators are identified by a name
+in a cookie. This is no access control: it only prevents annotators from seeing other labels by accident.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _VEGA_LOCK = Lock()
 
 @cache
 def static_files() -> dict[str, tuple[bytes, str, str]]:
-    """Return {name: (content, media type, tag)}. They are read once: no name from a request becomes a path."""
+    """Return all static files as {name: (content, media type, tag)}, so that no request can name a path."""
     by_name = {}
     for entry in files("memlens.web").joinpath("static").iterdir():
         media_type = _MEDIA_TYPES.get("." + entry.name.rpartition(".")[2])
@@ -60,7 +60,7 @@ def static_files() -> dict[str, tuple[bytes, str, str]]:
 
 @cache
 def vega_file() -> tuple[bytes, str, str]:
-    """Return the chart library as (content, media type, tag). Building it takes some seconds the first time."""
+    """Return the chart library as (content, media type, tag). Building it takes some seconds on first use."""
     content = vega_bundle().encode()
     return content, "text/javascript", _tag(content)
 
@@ -97,21 +97,21 @@ def redirect_from_site(request: Request, name: Literal["index", "search", "memor
     return RedirectResponse(path + (f"?{urlencode(query)}" if query else ""), 308)
 
 
-# What routes share
+# Dependencies of routes
 
 _VIEWER_COOKIE = "memlens-annotator"
-_VIEWER_SECONDS = 365 * 24 * 3600  # a study may take weeks
+_VIEWER_SECONDS = 365 * 24 * 3600  # lifetime of the cookie; a study may take weeks
 
 
 async def get_workbench(request: Request) -> Workbench:
-    """Return the workbench for one request. An index that changed since the last request is opened again."""
+    """Return the workbench for one request. An index that has changed since the last request is opened again."""
     workbench: Workbench = request.app.state.workbench
     workbench.reopen_changed()
-    return copy(workbench)  # this request keeps its index even if the next one opens it again
+    return copy(workbench)  # a copy keeps its index if a later request opens another one
 
 
 async def get_viewer(request: Request) -> str | None:
-    """Return the annotator that uses this browser, or None."""
+    """Return the name of the annotator who uses this browser, or None."""
     return unquote(request.cookies.get(cookie_name(_VIEWER_COOKIE, request), "")) or None
 
 
@@ -130,10 +130,10 @@ def remember_viewer(request: Request, response: Response, annotator: str) -> Res
 async def run_model(
     request: Request, bench: Workbench, function: Callable[[MemoryModel], T], *, may_refuse: bool = True
 ) -> T:
-    """Run function(model) in a thread. Requests take turns: one runs, a few wait, others are refused.
+    """Run function(model) in a thread. One request runs at a time, a few may wait, and others are rejected.
 
     Raises:
-        BusyError: Enough requests are waiting, or the model did not become free in time.
+        BusyError: Too many requests are waiting, or the model did not become free in time.
         ModelError: There is no model.
     """
     limiter: CapacityLimiter = request.app.state.model_limiter
@@ -166,12 +166,12 @@ def status_of(error: Exception) -> int:
 
 
 class Problem(BaseModel):
-    """An error in one line."""
+    """An error message of one line."""
 
     error: str
 
 
-# for `responses=` of JSON routes
+# values of `responses=` in JSON routes
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     404: {"model": Problem, "description": "The memory, layer or token does not exist."},
     422: {"model": Problem, "description": "The request is not valid."},
@@ -208,7 +208,7 @@ PAGES = (
 
 
 def page(request: Request, template: str, status: int = 200, **content: Any) -> HTMLResponse:
-    """Render a page from a template. `content` holds the template's variables."""
+    """Return a page rendered from a template. `content` holds the template's variables."""
     text = render(template, request.app.state.workbench, request.url.path, PAGES, **content)
     return HTMLResponse(text.encode("utf-8", errors="replace"), status)
 
@@ -222,7 +222,7 @@ def render(
     is_site: bool = False,
     **content: Any,
 ) -> str:
-    """Render a template for a response or a file of a static site. `pages` holds the links in the page header."""
+    """Return a rendered template for a response or a static file. `pages` holds the links in the page header."""
     shared = {"workbench": workbench, "version": __version__, "path": path, "pages": pages, "is_site": is_site}
     return environment().get_template(template).render(**shared, **content)
 
@@ -238,7 +238,7 @@ def environment() -> Environment:
 
 
 def highlight(text: str, query: str) -> Markup:
-    """Mark every occurrence of the query with <b>. Case matters only if the query has capitals."""
+    """Return the text with every occurrence of the query in <b>. Case matters only if the query has capitals."""
     if not query:
         return escape(text)
     pattern = re.compile(re.escape(query), re.IGNORECASE if query == query.lower() else 0)

@@ -1,9 +1,9 @@
 """Access to the workbench: an ASGI middleware around the whole application.
 
-- The Host header must name this machine, so that no foreign name can be pointed at it (DNS rebinding).
-- If the server listens beyond this machine, requests need a token: once in the address (?token=), then as a cookie.
-- Requests from other sites are refused, except for links to pages that the user follows.
-- A request body has at most 1 MB.
+- The Host header must name this machine, which prevents DNS rebinding.
+- If the server accepts other machines, requests need a token: first in the address (?token=), then as a cookie.
+- Requests from other sites are rejected, except links that the user follows.
+- Request bodies are limited to 1 MB.
 - Pages run only our own scripts, load nothing from other sites and cannot be framed.
 """
 
@@ -25,7 +25,7 @@ MAX_BODY_BYTES = 1_000_000
 
 HEADERS = {
     "content-security-policy": (
-        # charts set style attributes on elements that they create; style elements are not allowed
+        # charts set style attributes on their elements; <style> elements are not allowed
         "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; "
         "img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
@@ -40,7 +40,7 @@ HEADERS = {
 
 
 def is_local(host: str) -> bool:
-    """Return True if a server bound to this address can be reached from this machine only."""
+    """Return True if a server bound to this address can only be reached from this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -49,14 +49,14 @@ def is_local(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Access:
-    """The address that the server is bound to, and the token that requests need (None: no token)."""
+    """The address to which the server is bound, and the token that requests need, or None."""
 
     host: str = "127.0.0.1"
     token: str | None = None
 
     @classmethod
     def for_host(cls, host: str) -> "Access":
-        """Return the access rules for an address to bind to. An address beyond this machine gets a random token."""
+        """Return the access rules for a bind address. An address that other machines can reach gets a random token."""
         return cls(host, None if is_local(host) else secrets.token_urlsafe(24))
 
     def allows_host(self, header: str) -> bool:
@@ -74,11 +74,11 @@ class Access:
             ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
         except ValueError:
             return False
-        return True  # a bare address cannot be pointed at another machine
+        return True  # a numeric address is not subject to DNS rebinding
 
 
 class Guard:
-    """The middleware: refuses a request with one line, or passes it on. Adds the security headers to all responses."""
+    """Middleware that rejects requests with one line or passes them on, and adds security headers to all responses."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self.app, self.access = app, access
@@ -112,13 +112,13 @@ class Guard:
 
 
 def _check_token(request: Request, token: str) -> Response | None:
-    """Return None if the request has the token, else an error or, for ?token= in the address, a redirect."""
+    """Return None if the request has the token. Else return an error or, if the address has ?token=, a redirect."""
     cookie = cookie_name(TOKEN_COOKIE, request)
     if _is_same(request.query_params.get("token", ""), token):
         query = urlencode([pair for pair in request.query_params.multi_items() if pair[0] != "token"])
-        path = "/" + request.scope["path"].lstrip("/\\")  # `//name` would be the address of another machine
+        path = "/" + request.scope["path"].lstrip("/\\")  # a path like //name would redirect to another machine
         response = RedirectResponse(f"{path}?{query}" if query else path, 303)
-        # lax: the address with the token may be a link in a message
+        # lax, because users follow links with the token, for example from a message
         response.set_cookie(cookie, token, httponly=True, samesite="lax", path="/")
         return response
     bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -129,9 +129,9 @@ def _check_token(request: Request, token: str) -> Response | None:
 
 
 def _is_cross_site(request: Request) -> bool:
-    """Return True if another site sent the request, unless it is a link to a page that the user followed.
+    """Return True if another site sent the request, except for a page link that the user followed.
 
-    Browsers send Sec-Fetch-Site to this machine and to https addresses. To other addresses they send only Origin.
+    Browsers send Sec-Fetch-Site to localhost and https addresses, but only Origin to others.
     """
     site = request.headers.get("sec-fetch-site")
     if site is None:
@@ -142,7 +142,7 @@ def _is_cross_site(request: Request) -> bool:
 
 
 def _limit_body(receive: Receive) -> Receive:
-    """Wrap `receive`: raise HTTP error 413 as soon as the body has more than MAX_BODY_BYTES."""
+    """Return a `receive` that raises HTTP error 413 as soon as the body exceeds MAX_BODY_BYTES."""
     size = 0
 
     async def receive_limited() -> Message:
@@ -158,7 +158,7 @@ def _limit_body(receive: Receive) -> Receive:
 
 
 def cookie_name(name: str, request: Request) -> str:
-    """Return the name of a cookie with the server's port: browsers share cookies between ports, workbenches do not."""
+    """Return the name of a cookie, including the port, because browsers share cookies between ports."""
     port = request.headers.get("host", "").rpartition(":")[2]
     return f"{name}-{port}" if re.fullmatch("[0-9]{1,5}", port) else name
 

@@ -3,12 +3,12 @@
     index.html, search.html, memory.html, collections.html, circuit.html,
     report.html pages made from the workbench's templates; circuit.html only if there are saved circuits
     static/     styles and scripts; site.js answers in place of the server
-    data/       pages/ every memory's page, lines/ every memory as a search result, triggers/ values/ patterns/ the
-                memories of a word, token or pattern; statistics, maps and charts
+    data/       pages/ (the page of every memory), lines/ (every memory as a search result), triggers/, values/ and
+                patterns/ (memories by word, token or pattern), statistics, maps and charts
 
-A data file is a script that passes gzipped JSON to site.js: a page opened from a disk may run scripts but not read
-other files. A row is a memory's number in the shown layers. Saved names, stars and lists are included. Notes and labels
-of people are not.
+A data file is a script that passes gzipped JSON to site.js, because a page opened from disk may run scripts but not
+read other files. A row is the number of a memory among the included layers. Names, stars and lists of memories are
+included, notes and labels are not.
 """
 
 import base64
@@ -51,7 +51,7 @@ from memlens.web.pages.search import read_asked, search_content
 from memlens.web.rendering import render, static_files, vega_file
 from memlens.web.workbench import ServedIndex, Workbench
 
-# index.html is removed first and written last: a site without it is incomplete
+# index.html is removed first and written last, so a site without it is incomplete
 PAGES = ("index.html", "search.html", "memory.html", "collections.html", "circuit.html", "report.html", "404.html")
 _PAGES_PER_FILE = 32
 _LINES_PER_FILE = 256
@@ -59,7 +59,8 @@ _MEMORIES_PER_READ = 512
 _MAX_SHARDS = {"triggers": 512, "values": 256, "patterns": 128}
 _MEMORIES_PER_SHARD = 16
 _NAV = (("/", "Overview"), ("/search", "Search"), ("/collections", "Collections"), ("/report", "Report"))
-_ABSENT: dict[str, Any] = {"related": None, "expert": None, "contexts": {}}  # variables that a site does not have
+# values of variables that only the workbench has
+_ABSENT: dict[str, Any] = {"related": None, "expert": None, "contexts": {}}
 _WORD = re.compile(r"\w+")
 _MAIN = '<main id="main" tabindex="-1">'
 _MODULES = ("overview.js", "search.js", "memory.js", "circuit.js")
@@ -68,7 +69,7 @@ _ADDRESS = re.compile(r'\b(href|src|action)="/([^"]*)"')
 
 
 class SiteIndex(ServedIndex):
-    """An index restricted to some layers. A query for one memory reads the rows of a whole batch of memories."""
+    """An index restricted to some layers. A query for one memory reads the rows of its whole batch of memories."""
 
     def __init__(self, folder: str | Path, layers: Sequence[int] | None) -> None:
         super().__init__(folder)
@@ -97,7 +98,7 @@ class SiteIndex(ServedIndex):
         return f"(SELECT * FROM {source} WHERE layer IN ({', '.join(map(str, self._shown))}))"
 
     def start_batch(self, part: list[MemoryId]) -> None:
-        """Announce the memories whose pages are written next."""
+        """Set the batch: the memories whose pages are written next."""
         self._batch, self._rows, self._texts = part, {}, {}
 
     def rows_of(
@@ -120,9 +121,9 @@ class SiteIndex(ServedIndex):
 
 
 class SiteBench(Workbench):
-    """The workbench as the templates of a site see it: without a model."""
+    """The workbench as seen by the templates of a site, without a model."""
 
-    folder = "INDEX"  # the reader has the site, not the index
+    folder = "INDEX"  # a placeholder, because readers of the site have no index
 
     def __init__(self, index: SiteIndex) -> None:
         super().__init__(index)
@@ -143,11 +144,11 @@ def make_site(
     force: bool = False,
     progress: Progress = no_progress,
 ) -> Path:
-    """Write the site of an index into a folder. Returns the path of its first page.
+    """Write an index as a static site. Returns the path of its first page.
 
     Args:
         layers: Layers to include. Default: all.
-        top: Triggers per memory and end.
+        top: Triggers per memory at each end.
         circuits: Saved circuits to include.
         force: Replace an existing site.
     """
@@ -170,8 +171,8 @@ class _Site:
         self.triggers: dict[str, list[int]] = defaultdict(list)
         self.patterns: dict[str, list[int]] = defaultdict(list)
         self.values: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
-        self.words: dict[int, tuple[list[str], list[int]]] = {}  # sentence -> its words and where they end
-        # notes may be private; names, stars and lists are meant to be seen
+        self.words: dict[int, tuple[list[str], list[int]]] = {}  # sentence -> words and their ends
+        # notes may be private, so they are left out
         saved = {memory: replace(note, note="") for memory, note in names_beside(index).items()}
         self.saved = {memory: note for memory, note in saved.items() if memory.layer in index.layers}
 
@@ -201,7 +202,7 @@ class _Site:
             beside.write_text(f'memlensSite.arrived("{name}","{packed}")\n', encoding="ascii")
 
     def write_pages(self) -> None:
-        """Write every memory's page and search result, and collect the words that lead to it."""
+        """Write the page and search result of every memory, and collect the words to search for it."""
         pages: list[list[str]] = []
         for first in range(0, len(self.names), _MEMORIES_PER_READ):
             part = self.names[first : first + _MEMORIES_PER_READ]
@@ -248,7 +249,7 @@ class _Site:
                     self.words[sentence] = [match[0] for match in matches], [match[1] for match in matches]
                 words, ends = self.words[sentence]
                 words_here.update(words[: bisect_right(ends, len(trigger.text))])
-        for word in sorted(words_here):  # the order of a set differs between processes
+        for word in sorted(words_here):  # sorted, because the order of a set differs between processes
             self.triggers[word].append(row)
         named = {word for pattern in record.patterns or () for word in _WORD.findall(pattern.description.lower())}
         for word in sorted(named):
@@ -302,7 +303,7 @@ class _Site:
         self.data("charts", TypeAdapter(list[Section]).dump_python(read_charts(self.index), mode="json"))
 
     def groups(self) -> Iterator[dict[str, Any]]:
-        """List runs of memories whose names differ only in the last number, with the row of the first."""
+        """Yield groups of memories whose names differ only in the last number, with the row of the first memory."""
         first = 0
         for owner, names in groupby(self.names, key=lambda name: name.owner):
             count = sum(1 for _ in names)
@@ -359,7 +360,7 @@ class _Site:
         self.write_page("circuit.html", "circuit", page)
 
     def write_page(self, name: str, kind: str, page: str) -> None:
-        """Write a page of the workbench with site.js instead of its scripts."""
+        """Write a page of the workbench that uses site.js instead of its own scripts."""
         page = re.sub(r'<script type="module" src="[^"]*"></script>\n', "", page)
         page = page.replace("</head>", '<script src="static/site.js"></script>\n</head>', 1) if kind else page
         page = page.replace("<html ", f'<html data-site="{kind}" ', 1)
@@ -367,7 +368,7 @@ class _Site:
             beside.write_text(page, encoding="utf-8", errors="replace")
 
 
-# Hosts show this page for unknown addresses. It redirects addresses of the workbench to those of the site.
+# Web hosts show this page for unknown addresses. It redirects addresses of the workbench to those of the site.
 _LOST = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Not found</title></head>
 <body><p>There is no page at this address.</p>
@@ -380,7 +381,7 @@ else if (found) location.replace(`${found[1]}${found[2]}.html${location.search}`
 
 
 def localized(page: str) -> str:
-    """Replace addresses of the workbench by files of the site. Quotes in text are escaped, so text is not changed."""
+    """Replace addresses of the workbench by files of the site. Text is not changed, because its quotes are escaped."""
     return _ADDRESS.sub(lambda match: f'{match[1]}="{_local(match[2])}"', page)
 
 
@@ -394,13 +395,13 @@ def _local(address: str) -> str:
 
 
 def classic_script(base: str, page: str) -> str:
-    """Return two modules as one plain script: a page opened from a disk may not load modules."""
+    """Return two modules as one plain script, because a page opened from disk may not load modules."""
     inner = _IMPORT.sub("", page)
     return "(() => {\n" + base.replace("export ", "") + "\n{\n" + inner + "}\n})();\n"
 
 
 def shard_of(word: str, count: int) -> int:
-    """Return the number of a word's file: the FNV-1a hash of its first two letters, as in site.js."""
+    """Return the number of the file for a word: the FNV-1a hash of its first two letters, as in site.js."""
     number = 2166136261
     for byte in word[:2].encode("utf-8", "replace"):
         number = ((number ^ byte) * 16777619) & 0xFFFFFFFF

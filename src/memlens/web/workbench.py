@@ -1,7 +1,7 @@
-"""The state that all pages share: the open index, a second index to compare with, and the model.
+"""The state shared by all pages: the open index, an optional second index to compare with, and the model.
 
-Pages run in several threads at once. An index can be read from all of them. The model loads in the background and
-serves one thread at a time: `with workbench.model() as model`. Requests queue for it in rendering.run_model.
+Pages run in several threads, which can all read the index. The model loads in the background and serves one thread at a
+time: `with workbench.model() as model`. Requests queue for it in rendering.run_model.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _COPIED = (
 )  # fmt: skip
 _MAX_PARQUET_BYTES = 400_000_000  # copied tables take about four times as much memory
 _MAX_RESULTS = 64
-_MAX_STATE_BYTES = 64 << 20  # of traced prompts; what is read from them takes about half as much again
-_MAX_ANSWERS = 32  # each lists the strongest memories of all layers: some megabytes
+_MAX_STATE_BYTES = 64 << 20  # size of traced prompts; their answers take about half as much
+_MAX_ANSWERS = 32  # an answer lists the strongest memories of all layers and takes some megabytes
 
 
 class ServedIndex(Index):
     """An index that stays open and answers many queries from many threads.
 
-    Tables are copied into memory as far as they fit: a lookup takes 1 ms from there and tens of milliseconds from
-    Parquet. The copies and the remembered results belong to one manifest. When a stage writes a new one, the workbench
-    opens a new ServedIndex.
+    Tables are copied into memory as far as they fit. A lookup there takes 1 ms, compared with tens of milliseconds in
+    Parquet. Copies and remembered results belong to one manifest. If a stage writes a new manifest, the workbench opens
+    a new ServedIndex.
     """
 
     def __init__(self, folder: str | Path, max_bytes: int = _MAX_PARQUET_BYTES) -> None:
@@ -63,12 +63,12 @@ class ServedIndex(Index):
 
     @cached_property
     def annotations(self) -> Annotations:
-        """The annotations. One object for all requests, so that each reads only new lines."""
+        """The annotations, one object for all requests, so that each request reads only new lines."""
         return Annotations(self)
 
     @property
     def example(self) -> MemoryId:
-        """A memory in the middle of the index, to show how names are written."""
+        """A memory from the middle of the index, as an example of a name."""
         layer = self.layers[len(self.layers) // 2]
         return self.names.name(layer, self.memories(layer) // 2)
 
@@ -77,10 +77,11 @@ class ServedIndex(Index):
         return file_stamp(self.folder / MANIFEST) == self._manifest_stamp
 
     def reload(self) -> None:
-        """Do nothing: the workbench compares the manifest once per request and opens a new ServedIndex."""
+        """Do nothing, because the workbench itself opens changed indexes again."""
+        # reopen_changed compares the manifest once per request
 
     def copy_tables(self) -> None:
-        """Copy tables into memory, the most used first, as long as they fit."""
+        """Copy tables into memory as far as they fit, most used tables first."""
         room = self._max_bytes
         for table in _COPIED:
             facts = self.manifest.files.get(f"{table}.parquet")
@@ -95,7 +96,7 @@ class ServedIndex(Index):
             self._copied_tables.add(table)
 
     def remember(self, key: Hashable, make: Callable[[], T], version: Hashable = None) -> T:
-        """Return the result of `make`, computed once per key and version. The latest 64 results are kept."""
+        """Return the result of `make`, computed once per key and version. The last 64 results are kept."""
         with self._results_lock:
             if key in self._results and self._results[key][0] == version:
                 self._results.move_to_end(key)
@@ -122,9 +123,9 @@ def trigger_text(index: ServedIndex) -> TriggerText | None:
 
 
 class KeptPrompts:
-    """Traced prompts and the answers read from them: another cell, token or edit needs no other forward pass.
+    """A cache of traced prompts and answers, so that another cell or token needs no new forward pass.
 
-    The least recently used are dropped. Use it only while holding the model.
+    The least recently used entries are dropped. Access requires holding the model.
     """
 
     def __init__(self, max_bytes: int = _MAX_STATE_BYTES) -> None:
@@ -136,7 +137,7 @@ class KeptPrompts:
         """Return the traced prompt with these edits, at all positions.
 
         Raises:
-            MemlensError: An edit cannot be made. Nothing runs in that case.
+            MemlensError: An edit is not possible. The model is not run.
         """
         from memlens.tracer.intervene import apply_edits
         from memlens.tracer.trace import TracedPrompt
@@ -146,7 +147,7 @@ class KeptPrompts:
             with apply_edits(model, Intervention.of(edits), prompt) if edits else nullcontext():
                 self._runs[key] = TracedPrompt.run(model, prompt)
         self._runs.move_to_end(key)
-        # keep the newest two whatever their size: a page compares them
+        # always keep the newest two, because a page compares them
         while len(self._runs) > 2 and sum(run.nbytes for run in self._runs.values()) > self._max_bytes:
             self._runs.popitem(last=False)
         return self._runs[key]
@@ -163,7 +164,7 @@ class KeptPrompts:
 
 
 class Workbench:
-    """An index to browse, its model if there is one, and a second index to compare with if there is one."""
+    """An index to browse, with an optional model and an optional second index to compare with."""
 
     def __init__(
         self,
@@ -176,14 +177,16 @@ class Workbench:
 
         Args:
             model: The scanned model: loaded, or a path or Hub id that start() loads in the background.
-            other: A second index for the page Compare.
+            other: A second index for the Compare page.
             live: Limits of requests that run the model.
         """
         self.index = ServedIndex(index.folder if isinstance(index, Index) else index)
         self.other = None if other is None else ServedIndex(other.folder if isinstance(other, Index) else other)
         self.live = live or LiveSettings()
         self.kept = KeptPrompts()
-        self.on_failure: Callable[[str], object] = lambda reason: None  # called if the model cannot be loaded
+        self.on_failure: Callable[[str], object] = lambda reason: (
+            None
+        )  # called with the reason if the model cannot be loaded
         self._source = model if isinstance(model, str) else None
         self._model: MemoryModel | None = None
         self._failure = ""
@@ -198,7 +201,7 @@ class Workbench:
         """Open both indexes again if the manifest of one has changed.
 
         Raises:
-            IndexFolderError: A folder does not hold an index any more.
+            IndexFolderError: A folder no longer holds an index.
         """
         if self.index.is_current() and (self.other is None or self.other.is_current()):
             return
@@ -214,14 +217,14 @@ class Workbench:
 
     @property
     def folder(self) -> str:
-        """The index folder as it is written in a shell command."""
+        """The index folder, quoted for a shell command."""
         return quote(str(self.index.folder))
 
     # The model
 
     @property
     def status(self) -> str:
-        """none (no --model was given), loading, ready, or failed."""
+        """The state of the model: "none" (there is no model), "loading", "ready" or "failed"."""
         if self._model is not None:
             return READY
         if self._failure:
@@ -230,7 +233,7 @@ class Workbench:
 
     @property
     def status_text(self) -> str:
-        """The status in one sentence, with what to do about it."""
+        """The state of the model in one sentence, with advice."""
         return {
             READY: "the model is loaded",
             LOADING: "the model is still loading; try again in a moment",
@@ -263,13 +266,13 @@ class Workbench:
             yield self._model
 
     def start(self) -> None:
-        """Start background work: copy tables into memory and load the model. Pages answer meanwhile."""
+        """Start copying tables and loading the model in the background."""
         self._start_preparing()
         if self.status == LOADING:
             Thread(target=self._load, name="memlens model", daemon=True).start()
 
     def close(self) -> None:
-        """Stop background work and close the indexes. Waits for the step that is running."""
+        """Stop background work and close the indexes. Waits for the running step."""
         self._closing.set()
         if self._preparing is not None:
             self._preparing.join()
@@ -282,7 +285,7 @@ class Workbench:
         self._preparing.start()
 
     def _prepare(self, index: ServedIndex, other: ServedIndex | None) -> None:
-        """Compute what pages will ask for. A damaged index is reported by the page that reads it."""
+        """Prepare what pages need. A damaged index is reported later, by the page that reads it."""
         steps: list[Callable[[], object]] = [
             partial(read_statistics, index),
             index.copy_tables,
@@ -299,6 +302,6 @@ class Workbench:
     def _load(self) -> None:
         try:
             self._model = self.index.load_model(self._source)
-        except Exception as error:  # the other pages still work, and the status says why
+        except Exception as error:  # other pages still work, and the status shows the reason
             self._failure = " ".join(str(error).split()) or type(error).__name__
             self.on_failure(self.status_text)

@@ -1,6 +1,7 @@
-"""The Annotate page: label the memories of a sample with the paper's protocol.
+"""The Annotate page: label the memories of a sample by the paper's protocol.
 
-The page works as plain forms; the script adds keyboard shortcuts. annotations/records.py decides who sees which labels.
+The page consists of plain forms, to which a script adds keyboard shortcuts. annotations/records.py decides who sees
+which labels.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,12 +23,12 @@ from memlens.web.workbench import Workbench
 
 router = APIRouter(tags=["annotate"])
 
-SLOTS = 6  # pattern fields of the form; the paper's annotators used 3.6 per memory on average
+SLOTS = 6  # pattern fields in the form; the paper's annotators named 3.6 patterns per memory
 _MAX_FORM_BYTES = 100_000
-_MAX_DESCRIPTION = 200  # characters
-_DEFAULT_TOP = 25  # triggers of each memory, as in the paper
+_MAX_DESCRIPTION = 200  # maximum length of a pattern's description
+_DEFAULT_TOP = 25  # triggers shown per memory, as in the paper
 
-# spaces around a name are removed, so that " ann " and "ann" are one annotator
+# spaces around a name are stripped, so that " ann " and "ann" are the same annotator
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=60)]
 Annotator = Annotated[
     str, StringConstraints(strip_whitespace=True), Query(alias="as", max_length=60, description="Annotator name.")
@@ -36,7 +37,7 @@ Memory = Annotated[str, Query(max_length=30, description="Layer and memory from 
 
 
 class SampleRequest(BaseModel):
-    """A sample to draw."""
+    """The size and seed of a sample to draw."""
 
     per_layer: int = Field(10, ge=1, le=10_000)
     top: int = Field(_DEFAULT_TOP, ge=3, le=1000)
@@ -78,7 +79,7 @@ Fields = Annotated[list[tuple[str, str]], Depends(form_fields)]
 
 
 def patterns_of_form(fields: Iterable[tuple[str, str]]) -> list[LabeledPattern]:
-    """Return the patterns of a form with the fields text0, kind0, ... and tick=slot:rank. Empty slots are skipped."""
+    """Return the patterns in a form with the fields text0, kind0, ... and tick=slot:rank. Empty slots are skipped."""
     texts: dict[str, str] = {}
     kinds: dict[str, str] = {}
     ticks: dict[str, list[int]] = {}
@@ -147,7 +148,7 @@ def save_from_form(request: Request, bench: Bench, annotator: Annotator, memory:
     patterns = patterns_of_form(form)
     try:
         _save(bench.index.annotations, annotator, memory, patterns)
-    except SettingError as error:  # show the same form with the reason, so that no input is lost
+    except SettingError as error:  # show the form again with the reason, so that no input is lost
         person = read_person(bench.index.annotations, annotator)
         return _render_labeling(request, bench, person, memory, patterns, str(error))
     return RedirectResponse(_address(annotator), 303)
@@ -183,28 +184,28 @@ def read_labels(bench: Bench, annotator: Annotator) -> PersonalStudy:
 
 @router.post("/api/annotate/sample", responses=MODEL_PROBLEMS)
 def draw_annotation_sample(bench: Bench, draw: SampleRequest) -> Study:
-    """Draw the memories to label. Fails if there are labels already."""
+    """Draw the memories to label. Fails if there are already labels."""
     bench.index.annotations.set_sample(draw_sample(bench.index, draw.per_layer, draw.top, draw.seed))
     return read_study(bench.index.annotations)
 
 
 @router.post("/api/annotate/labels", responses=MODEL_PROBLEMS)
 def save_one_label(bench: Bench, label: NewLabel) -> PersonalStudy:
-    """Save one annotator's patterns of one memory."""
+    """Save an annotator's patterns for a memory."""
     _save(bench.index.annotations, label.annotator, label.memory, label.patterns)
     return read_person(bench.index.annotations, label.annotator)
 
 
 @router.post("/api/annotate/undo", responses=MODEL_PROBLEMS)
 def undo_one_label(bench: Bench, who: LabelReference) -> PersonalStudy:
-    """Undo an annotator's last label of a memory. The label before it counts again."""
+    """Undo an annotator's last label of a memory, so that the previous one counts again."""
     bench.index.annotations.undo(LABELS, who.annotator, who.memory)
     return read_person(bench.index.annotations, who.annotator)
 
 
 @router.post("/api/annotate/finish", responses=MODEL_PROBLEMS)
 def finish_one_person(bench: Bench, who: Person) -> PersonalStudy:
-    """Finish: the annotator's labels can no longer change, and the finished labels of others become visible."""
+    """Finish labeling. The annotator's labels can no longer change, and the labels of others become visible."""
     _require_sample(bench.index.annotations)
     bench.index.annotations.finish(who.annotator)
     return read_person(bench.index.annotations, who.annotator)
@@ -221,7 +222,7 @@ def _render_labeling(
     patterns: Sequence[LabeledPattern] | None = None,
     problem: str = "",
 ) -> Response:
-    """Return the form for one memory, with the saved patterns or those that could not be saved."""
+    """Return the form for one memory, filled with its saved patterns or with those that were rejected."""
     name = bench.index.check(memory)
     study = read_study(bench.index.annotations)
     if name not in study.memories:
@@ -248,7 +249,7 @@ def _render_labeling(
 
 
 def _render_overview(request: Request, bench: Workbench, person: PersonalStudy) -> Response:
-    """Return the page for an annotator who has labeled all memories. After finishing it shows everyone's labels."""
+    """Return the page for an annotator who has labeled all memories. After finishing, it shows all labels."""
     study = read_study(bench.index.annotations)
     pairs, note = [], ""
     if person.finished:

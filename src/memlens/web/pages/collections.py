@@ -17,7 +17,7 @@ router = APIRouter(tags=["collections"])
 
 
 class KeptMemory(BaseModel):
-    """Star, name, note and lists of a memory. If all are empty, the memory is removed from the collections."""
+    """The star, name, note and lists of a memory. If all are empty, the memory leaves the collections."""
 
     star: bool = False
     name: str = Field(default="", max_length=200)
@@ -26,10 +26,10 @@ class KeptMemory(BaseModel):
 
 
 def names_beside(index: ServedIndex) -> dict[MemoryId, Note]:
-    """Return all notes, or none if the file cannot be read: for pages that only show names next to memories."""
+    """Return all notes, or none if the file cannot be read. For pages that show names next to memories."""
     try:
         return index.annotations.notes()
-    except FilesError:  # the Collections page reports it
+    except FilesError:  # the Collections page reports the error
         return {}
 
 
@@ -55,7 +55,7 @@ def read_collections(bench: Bench) -> list[Note]:
 
 @router.put("/api/collections/{name}", responses=PROBLEMS)
 def keep_memory(bench: Bench, viewer: Viewer, name: Name, content: KeptMemory) -> Note:
-    """Replace the note of a memory. An empty note removes the memory; earlier notes stay in the history."""
+    """Replace the note of a memory. An empty note removes the memory. Earlier notes stay in the history."""
     note = Note(viewer or "me", bench.index.check(name), **_parts(content))
     bench.index.annotations.save(note)
     return note
@@ -63,12 +63,12 @@ def keep_memory(bench: Bench, viewer: Viewer, name: Name, content: KeptMemory) -
 
 @router.patch("/api/collections/{name}", responses=PROBLEMS)
 def change_kept(bench: Bench, viewer: Viewer, name: Name, content: KeptMemory) -> Note:
-    """Change the given parts of a note and keep the others as they are now."""
+    """Change the given parts of a note and keep the others."""
     return bench.index.annotations.change_note(bench.index.check(name), viewer or "me", _parts(content))
 
 
 def _parts(content: KeptMemory) -> dict[str, Any]:
-    """Return the parts of a note that were sent, without surrounding spaces and empty list names."""
+    """Return the given parts of a note, without surrounding spaces and empty list names."""
     parts: dict[str, Any] = {name: getattr(content, name) for name in content.model_fields_set}
     parts |= {name: parts[name].strip() for name in ("name", "note") if name in parts}
     if "lists" in parts:

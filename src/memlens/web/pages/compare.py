@@ -1,4 +1,4 @@
-"""The page Compare: two indexes or two layers side by side."""
+"""The Compare page: two indexes or two layers side by side."""
 
 from typing import Annotated, Literal
 
@@ -35,7 +35,7 @@ def compare_page(
     order: Order = None,
     top: Top = 10,
 ) -> Response:
-    if (a or b) and not layers:  # two fields of the form
+    if (a or b) and not layers:  # the two fields of the form
         layers = f"{a}:{b}"
     pair = layers or _first_pair(bench)
     comparison, problem, status = None, "", 200
@@ -64,12 +64,12 @@ def compare_page(
 def read_comparison(
     bench: Bench, by: By = "triggers", layers: Pair = "", order: Order = None, top: Top = 20
 ) -> IndexComparison:
-    """List the memories that changed most between two indexes, or are most alike in two layers."""
+    """List the memories that changed most between two indexes, or the most similar ones of two layers."""
     return _compare(bench, by, layers, order, top)
 
 
 def _compare(bench: Workbench, by: str, layers: str, order: str | None, top: int) -> IndexComparison:
-    """Return the comparison. It is computed once."""
+    """Return the comparison. Computed once per index."""
     if bench.other is None and not layers:
         raise SettingError("there is only one index; name two of its layers, or serve with --compare INDEX")
     other, alike = bench.other or bench.index, None if order is None else order == "alike"
@@ -80,7 +80,7 @@ def _compare(bench: Workbench, by: str, layers: str, order: str | None, top: int
 
 
 def _first_pair(bench: Workbench) -> str:
-    """Return the default: the last two layers of one index, or all memories by name of two indexes."""
+    """Return the default pair: the last two layers of one index, or "" (memories by name) for two indexes."""
     if bench.other is not None or len(bench.index.layers) < 2:
         return ""
     return f"{bench.index.layers[-2]}:{bench.index.layers[-1]}"

@@ -1,7 +1,7 @@
 """The pages of one memory and of one expert, and their JSON.
 
-Coefficients at every token of a trigger and the effect of changing the memory need the model. Sentences are fed as in
-the scan, so that the coefficient at a trigger's last token is the one in the index.
+Coefficients at every token of a trigger, and the effect of changing the memory, need the model. The model reads
+sentences as in the scan, so the coefficient at the last token of a trigger equals the one in the index.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 router = APIRouter(tags=["memory"])
 
 TOKENS_SHOWN = 15
-_FIRST_TRIGGERS = 10  # the others are folded
-_FIRST_TOKENS = {"up": 10, "down": 5}  # of a value; the others are folded
+_FIRST_TRIGGERS = 10  # triggers shown at first
+_FIRST_TOKENS = {"up": 10, "down": 5}  # promoted and demoted tokens shown at first
 _EXPERT_TOKENS, _EXPERT_PREFIXES = 40, 20
 _SILENCE_TOKENS = 8
-_WIDTH, _HEIGHT = 320.0, 72.0  # of the histogram
+_WIDTH, _HEIGHT = 320.0, 72.0  # size of a histogram in SVG units
 End = Literal["top", "bottom"]
 ExpertName = Annotated[
     str, Path(description="An expert: layer and number from 0, like L3E5, or L3S0 for a shared expert.", max_length=30)
@@ -70,9 +70,9 @@ def check_prompt_length(model: MemoryModel, prompt: str, limit: int) -> None:
 
 
 def silence(model: MemoryModel, name: MemoryId, prompt: str, change: str) -> InterventionEffect:
-    """Return the effect of changing one memory, with the last layer only.
+    """Return the effect of changing one memory, reduced to the last layer.
 
-    `change` is what follows the `=` in `memlens trace --set`: 0 silences, 3.5 sets, x2 scales.
+    `change` is the part after `=` in `memlens trace --set`: 0 silences, 3.5 sets, x2 scales.
     """
     from memlens.tracer.intervene import intervene
 
@@ -87,10 +87,10 @@ def select_layers(trace: Trace, *layers: int) -> Trace:
 
 
 class CoefficientChange(BaseModel):
-    """A prompt and the new coefficient of the memory."""
+    """A prompt and a change of the memory's coefficient."""
 
     prompt: str = Field(min_length=1, max_length=4000)
-    change: str = Field(default="0", max_length=30, description="0 silences, 3.5 sets, x2 scales.")
+    change: str = Field(default="0", max_length=30, description="The change: 0 silences, 3.5 sets, x2 scales.")
 
 
 # A memory
@@ -98,16 +98,16 @@ class CoefficientChange(BaseModel):
 
 @dataclass(frozen=True)
 class LabeledMemory(MemoryRecord):
-    """Everything in the index about one memory, and the labels of people."""
+    """Everything in the index about one memory, with its labels."""
 
     labels: tuple[Label, ...]
-    unfinished: str | None  # the viewer, if they have not finished labeling and so see only their own labels
+    unfinished: str | None  # name of a viewer who has not finished and so sees only own labels
 
 
 def read_labeled_memory(
     index: ServedIndex, name: str | MemoryId, viewer: str | None, ends: tuple[str, ...] = ENDS
 ) -> LabeledMemory:
-    """Return a memory with the labels that this viewer may see. The viewer is an annotator's name or None.
+    """Return a memory with the labels that this viewer (an annotator's name or None) may see.
 
     Raises:
         UnknownName: The index has no such memory.
@@ -130,7 +130,7 @@ def memory_page(
     context: Annotated[int | None, Query(ge=0, le=100_000, description="The rank of a trigger.")] = None,
 ) -> Response:
     memory = bench.index.check(name)
-    if name != str(memory):  # L3D51 and l3n51 redirect to one address
+    if name != str(memory):  # redirect other spellings, like L3D51 and l3n51
         return RedirectResponse(f"/m/{memory}" + (f"?{request.url.query}" if request.url.query else ""), 308)
     view = read_labeled_memory(bench.index, memory, viewer, (end,))
     related_memories = read_related(bench, str(memory)) if related == "yes" else None
@@ -145,7 +145,7 @@ def memory_page(
 
 
 def memory_content(index: ServedIndex, view: LabeledMemory, end: str) -> dict[str, Any]:
-    """Return the variables of memory.html that a static site has as well."""
+    """Return the variables of memory.html that a static site also has."""
     return {
         "view": view,
         "end": end,
@@ -169,7 +169,7 @@ def read_one_memory(bench: Bench, viewer: Viewer, name: Name) -> LabeledMemory:
 
 @router.get("/api/memories/{name}/related", responses=PROBLEMS)
 def read_related(bench: Bench, name: Name, limit: Annotated[int, Query(ge=1, le=100)] = 12) -> list[RelatedMemory]:
-    """List memories with the same triggers, patterns or promoted tokens, most similar first."""
+    """List memories that share triggers, patterns or promoted tokens with this one, most similar first."""
     return related_memories(bench.index, name, limit)
 
 
@@ -177,7 +177,7 @@ def read_related(bench: Bench, name: Name, limit: Annotated[int, Query(ge=1, le=
 async def read_nearest(
     request: Request, bench: Bench, name: Name, by: Side = "value", limit: Annotated[int, Query(ge=1, le=100)] = 12
 ) -> list[NearMemory]:
-    """List memories by the cosine of their values or keys. Needs the model."""
+    """List the memories whose keys or values have the largest cosine with this one's. Needs the model."""
     memory = bench.index.check(name)
 
     def find(model: MemoryModel) -> list[NearMemory]:
@@ -193,7 +193,7 @@ def read_sentence(
     sentence: Annotated[int, Path(ge=0, le=1 << 62)],
     around: Annotated[int, Query(ge=0, le=20, description="Sentences before and after it.")] = 2,
 ) -> SentenceContext:
-    """Return a sentence of the corpus, its source, and the sentences before and after it."""
+    """Return a sentence of the corpus with its source and neighboring sentences."""
     return read_context(bench.index, sentence, around)
 
 
@@ -222,7 +222,7 @@ async def read_coefficients_on(
 
 @router.post("/api/memories/{name}/silence", responses=LIVE_PROBLEMS)
 async def silence_memory(request: Request, bench: Bench, name: Name, change: CoefficientChange) -> InterventionEffect:
-    """Compare the predictions after a prompt with and without the memory. Needs the model."""
+    """Compare the predictions after a prompt with and without a change of the memory. Needs the model."""
     memory = bench.index.check(name)
 
     def compute(model: MemoryModel) -> InterventionEffect:
@@ -270,16 +270,16 @@ class Bar:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Bars of equal width for bins that double in width outwards."""
+    """A histogram with bars of equal width for bins that double in width outward."""
 
     width: float
     height: float
     bars: list[Bar]
-    marks: list[tuple[float, str]]  # x and coefficient
+    marks: list[tuple[float, str]]  # x, and the coefficient there
 
 
 def draw_histogram(counts: Sequence[int], edges: Sequence[float]) -> Histogram | None:
-    """Draw the filled bins, or return None if there are none. Heights are square roots, so that rare bins are seen."""
+    """Return the histogram of the filled bins, or None without any. Square-root heights keep rare bins visible."""
     filled = [number for number, count in enumerate(counts) if count]
     if not filled or len(counts) != len(edges) + 1:
         return None
@@ -307,7 +307,7 @@ def _describe_bin(number: int, edges: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class ScoreAxis:
-    """The axis of a value's scores, from the lowest to the highest token, with the histogram if there is one."""
+    """The axis of a value's scores, from the lowest to the highest token, with a histogram if it is stored."""
 
     low: float
     high: float
@@ -319,7 +319,7 @@ class ScoreAxis:
 
 
 def score_axis(value: MemoryValue) -> ScoreAxis | None:
-    """Return the axis, or None if all tokens have the same score. Heights are square roots, to show the extremes."""
+    """Return the axis, or None if all tokens have the same score. Square-root heights keep the extremes visible."""
     scores = [
         token.score for token in (*value.promotes, *value.demotes) if token.score is not None and isfinite(token.score)
     ]
@@ -327,7 +327,7 @@ def score_axis(value: MemoryValue) -> ScoreAxis | None:
     if not scores or axis.low == axis.high:
         return None
     if not value.histogram or not all(isfinite(end[0].score or 0.0) for end in (value.promotes, value.demotes)):
-        return axis  # if p of an extreme token is 0 in the table, the edges of the bins are not known
+        return axis  # the bins are unknown if p of an extreme token is 0 in the table
     low, step = min(scores), (max(scores) - min(scores)) / len(value.histogram)
     highest, total, bars = max(value.histogram), sum(value.histogram), []
     for number, count in enumerate(value.histogram):
@@ -362,7 +362,7 @@ def expert_page(request: Request, bench: Bench, name: ExpertName) -> Response:
 
 @router.get("/api/experts", responses=PROBLEMS)
 def read_all_routing(bench: Bench) -> list[LayerRouting]:
-    """Return how the router of each layer uses its experts. Empty for a model without experts."""
+    """Return how the router of each layer uses its experts. The list is empty for a model without experts."""
     return read_routing(bench.index)
 
 

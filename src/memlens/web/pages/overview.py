@@ -1,4 +1,4 @@
-"""The page Overview: the map, the table of layers, the charts of the experiments, and memories that never fire."""
+"""The Overview page: the map, the table of layers, the charts of the experiments, and dead memories."""
 
 from secrets import randbelow
 from threading import Lock
@@ -29,7 +29,7 @@ from memlens.web.rendering import PROBLEMS, Bench, page
 from memlens.web.workbench import ServedIndex, Workbench
 
 router = APIRouter(tags=["overview"])
-_CHARTS_LOCK = Lock()  # several pages may ask at once; one draws
+_CHARTS_LOCK = Lock()  # so that concurrent requests draw the charts only once
 
 
 def list_experiment_tables(index: ServedIndex) -> list[str]:
@@ -38,7 +38,7 @@ def list_experiment_tables(index: ServedIndex) -> list[str]:
 
 
 def read_charts(index: ServedIndex) -> list[Section]:
-    """Return a section with charts for every experiment that was run. They are drawn once."""
+    """Return a section with charts for every experiment that was run. Drawn once per index."""
 
     def draw() -> list[Section]:
         return [section for section in make_sections(Tables(index)) if section.is_present and section.charts]
@@ -57,7 +57,7 @@ class Status(BaseModel):
 
 
 class Counts(BaseModel):
-    """Model, memories and corpus in numbers."""
+    """Sizes of the model, the index and the corpus."""
 
     model: str
     family: str | None
@@ -89,7 +89,7 @@ def overview_page(
 
 
 def overview_content(bench: Workbench, by: str = "max", sort: str = "place") -> dict[str, Any]:
-    """Return the variables of overview.html that a static site has as well."""
+    """Return the variables of overview.html that a static site also has."""
     index = bench.index
     measures, sorts = list_measures(read_statistics(index)), list_sorts(read_statistics(index))
     return {
@@ -108,7 +108,7 @@ def overview_content(bench: Workbench, by: str = "max", sort: str = "place") -> 
 
 @router.get("/random", include_in_schema=False)
 def random_memory(bench: Bench) -> RedirectResponse:
-    """Redirect to a random memory that fires."""
+    """Redirect to a random memory that is not dead."""
     statistics = read_statistics(bench.index)
     active = np.flatnonzero(statistics.categories["dead"] == 0)
     row = int(active[randbelow(len(active))]) if len(active) else 0
@@ -117,13 +117,13 @@ def random_memory(bench: Bench) -> RedirectResponse:
     return RedirectResponse(f"/m/{name}", 303, headers={"cache-control": "no-store"})
 
 
-# A report contains its own scripts and may come from someone else: it runs in a sandbox and cannot send requests.
+# A report contains scripts and may come from someone else, so it runs in a sandbox and cannot send requests.
 _REPORT_HEADERS = {
     "content-security-policy": (
         "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; "
         "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
-    "cross-origin-opener-policy": "unsafe-none",  # required with a sandbox
+    "cross-origin-opener-policy": "unsafe-none",  # a sandboxed page requires this
 }
 
 
@@ -139,13 +139,13 @@ def report_page(bench: Bench) -> Response:
 
 @router.get("/api/worth-reading")
 def read_worth_reading(bench: Bench) -> list[Brief]:
-    """List memories to read first. `value` is the share of triggers that have one of the memory's patterns."""
+    """List memories to read first. `value` is the share of a memory's triggers that its patterns cover."""
     return worth_reading(bench.index)
 
 
 @router.get("/api/status")
 def read_status(bench: Bench) -> Status:
-    """Return whether the model is loaded, also as a sentence."""
+    """Return the state of the model, as a word and as a sentence."""
     return Status.model_validate({"status": bench.status, "text": bench.status_text})
 
 
@@ -183,7 +183,7 @@ def read_map(
         str, Query(max_length=30, description="The order in a layer: place, level, class, role, likeness.")
     ] = "place",
 ) -> MemoryMap:
-    """Return all memories by one statistic, one byte each. If they do not fit, a cell holds several memories."""
+    """Return one statistic of all memories, one byte per cell. A cell holds several memories if they do not fit."""
     index = bench.index
 
     def draw() -> MemoryMap:
@@ -208,7 +208,7 @@ def read_brief(bench: Bench, name: str, by: Annotated[str, Query(max_length=30)]
 
 @router.get("/api/charts")
 def read_experiment_charts(bench: Bench) -> list[Section]:
-    """Return the charts of all experiments that were run. The first time this takes some seconds."""
+    """Return the charts of all experiments that were run. The first request takes some seconds."""
     return read_charts(bench.index)
 
 
@@ -228,9 +228,10 @@ SELECT layer, memory, name, share FROM best WHERE place = 1 ORDER BY worth DESC,
 
 
 def worth_reading(index: ServedIndex, count: int = 6) -> list[Brief]:
-    """Return the best memory of each layer: a pattern that holds for the ten strongest held-out triggers.
+    """Return the best example of each layer: a memory with a pattern that holds for its strongest held-out triggers.
 
-    A topic and a value that promotes what follows count half a point each.
+    The precision of the pattern counts up to one point. A topic, and a value that promotes the next token, count half a
+    point each.
     """
     if not (index.has("names") and index.has("patterns")):
         return []
@@ -242,7 +243,7 @@ def worth_reading(index: ServedIndex, count: int = 6) -> list[Brief]:
 
 
 def _list_missing(bench: Workbench) -> list[tuple[str, str]]:
-    """Return (command, what it adds) for every stage that was not run."""
+    """Return a command and what it adds, for every stage that was not run."""
     stages = (("values", "what each memory promotes"), ("patterns", "what triggers have in common"))
     missing = [(f"memlens {table} {bench.folder}", what) for table, what in stages if not bench.index.has(table)]
     if not list_experiment_tables(bench.index):

@@ -1,6 +1,6 @@
-"""The page Search: memories by trigger, promoted token, pattern or name, or by a text that they fire on.
+"""The Search page: find memories by trigger, promoted token, pattern, name, or a text on which they fire.
 
-The results are those of `memlens search`.
+The results equal those of `memlens search`.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
 router = APIRouter(tags=["search"])
 
-_STATISTICS = {"max": "strongest", "frequency": "fires on", "mean": "mean", "max_p": "highest p"}
+_STATISTICS = {"max": "max", "frequency": "active on", "mean": "mean", "max_p": "max p"}
 
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """A search as written in the form and the address. A filter that is not set is empty."""
+    """A search as given in the form and the address. Filters that are not set are empty."""
 
     texts: tuple[str, ...]
     place: Place | Literal["fires"]
@@ -69,12 +69,12 @@ class SearchRequest:
 
     @property
     def further(self) -> tuple[str, ...]:
-        """The texts after the first. For values there is one more, empty, for another token."""
+        """The texts after the first, and for values an empty one, so that another token can be added."""
         return (*self.texts[1:], *([""] if self.texts and self.place == "values" else []))
 
     @property
     def query(self) -> SearchQuery:
-        """The query on the tables. Raises SettingError if the layers are not valid."""
+        """The query on the tables. Raises SettingError for invalid layers."""
         return SearchQuery(
             self.texts,
             "triggers" if self.place == "fires" else self.place,
@@ -94,28 +94,29 @@ class SearchRequest:
 def read_asked(
     q: Annotated[
         tuple[Annotated[str, StringConstraints(max_length=1000)], ...],
-        Query(max_length=100, description="The text, words or name to search for; in values, one or more tokens."),
+        Query(max_length=100, description="Text, words or name to search for; in values, one or more tokens."),
     ] = (),
-    place: Annotated[Place | Literal["fires"], Query(alias="in", description="What to search in.")] = "triggers",
+    place: Annotated[Place | Literal["fires"], Query(alias="in", description="Where to search.")] = "triggers",
     layers: Annotated[str, Query(max_length=100, description="Layers like 0-5,11.")] = "",
     kind: Annotated[
         Literal["", "none", "shallow", "semantic", "both"],
-        Query(alias="class", description="The kind of pattern that the triggers share."),
+        Query(alias="class", description="Class of the patterns that the triggers share."),
     ] = "",
     agreement: Annotated[
         Literal["", "yes", "no"],
-        Query(description="Whether the value promotes the token that follows the top trigger."),
+        Query(description="Whether the top token of the value follows the top trigger."),
     ] = "",
-    role: Annotated[str, Query(max_length=100, description="A role found by `memlens roles`.")] = "",
-    order: Annotated[Statistic, Query(description="The sort order if there is no text.")] = "max",
+    role: Annotated[str, Query(max_length=100, description="Role of the memories, by `memlens roles`.")] = "",
+    order: Annotated[Statistic, Query(description="Sort order of a search without a text.")] = "max",
     limit: Annotated[int, Query(ge=1, le=500)] = 20,
-    ends: Annotated[bool, Query(description="In triggers: the prefix must end with the text.")] = False,
+    ends: Annotated[bool, Query(description="In triggers: match at the end of a prefix only.")] = False,
     ignore_case: Annotated[
-        bool | None, Query(description="In triggers; by default case matters only if the text has capitals.")
+        bool | None,
+        Query(description="In triggers: ignore case. By default, case matters only if the text has capitals."),
     ] = None,
-    substring: Annotated[bool, Query(description="In values and patterns: anything that contains the text.")] = False,
-    bottom: Annotated[bool, Query(description="In values: memories that demote the token.")] = False,
-    by: Annotated[FiringOrder, Query(description="The order of memories that fire on a text.")] = "relative",
+    substring: Annotated[bool, Query(description="In values and patterns: match within tokens and words.")] = False,
+    bottom: Annotated[bool, Query(description="In values: find memories that demote the token.")] = False,
+    by: Annotated[FiringOrder, Query(description="Sort order of memories that fire on a text.")] = "relative",
 ) -> SearchRequest:
     texts = tuple(text for text in q if text)
     return SearchRequest(
@@ -136,7 +137,7 @@ async def search_page(request: Request, bench: Bench, asked: Asked) -> Response:
 
 @router.get("/search/results", response_class=HTMLResponse, include_in_schema=False)
 async def search_results(request: Request, bench: Bench, asked: Asked) -> Response:
-    """Return only the list of results, for a page that is already open."""
+    """Return only the list of results, for an open page."""
     return await _show_results(request, bench, asked, "results.html")
 
 
@@ -144,14 +145,15 @@ async def search_results(request: Request, bench: Bench, asked: Asked) -> Respon
 async def search_firing(
     request: Request,
     bench: Bench,
-    text: Annotated[str, Query(min_length=1, max_length=4000, description="The text that the memories fire on.")],
+    text: Annotated[str, Query(min_length=1, max_length=4000, description="Text on which the memories fire.")],
     order: Annotated[
-        FiringOrder, Query(description="By coefficient relative to the memory's range, or by effect on the prediction.")
+        FiringOrder,
+        Query(description="Sort by coefficient relative to the memory's range, or by effect on the prediction."),
     ] = "relative",
     layers: Annotated[str, Query(max_length=100, description="Layers like 0-5,11.")] = "",
     limit: Annotated[int, Query(ge=1, le=500)] = 20,
 ) -> FiringResult:
-    """List memories that fire on a text, those closest to their maximum first. Needs the model."""
+    """List the memories that fire on a text, by default those closest to their maximum first. Needs the model."""
     return await run_model(request, bench, lambda model: _find_firing(bench, model, text, order, layers, limit))
 
 
@@ -159,7 +161,7 @@ async def search_firing(
 def search_memories(bench: Bench, asked: Asked) -> SearchResult:
     """List the memories that pass all filters, best matches first."""
     if asked.place == "fires":
-        raise SettingError("memories that fire on a text are listed at /api/fires?text=")
+        raise SettingError("in=fires has no results here; use /api/fires?text=...")
     return search(bench.index, asked.query, trigger_text(bench.index))
 
 
@@ -203,7 +205,7 @@ async def _show_results(request: Request, bench: Workbench, asked: SearchRequest
     try:
         if asked.place == "fires" and asked.q:
             return await run_model(request, bench, show_firing)
-        # without a text, all memories are listed
+        # a search without a text lists all memories
         return await run_in_threadpool(lambda: show(search(bench.index, asked.query, trigger_text(bench.index))))
     except MemlensError as error:
         return await run_in_threadpool(show, None, str(error), status_of(error))

@@ -1,12 +1,12 @@
-"""The pages Trace and Steer, and their JSON. The address of each page holds everything that it shows.
+"""The Trace and Steer pages and their JSON. The address of each page contains everything that the page shows.
 
-Trace shows what every layer predicts after every token of a prompt, where a token's logit comes from, and what changes
-if memories are edited. The grid reads the output of every layer as the model reads its last state. A cell is one layer
-of `memlens.trace`.
+Trace shows what every layer predicts after every token of a prompt, where the logit of a token comes from, and what
+changes if memories are edited. The grid reads the output of every layer as the model reads its last state. A cell is
+one layer of `memlens.trace`.
 
-Steer continues a text with and without edits. A continuation is sent as one line of JSON per token, then the whole
-text or an error. Each token takes its own turn with the model, so that several texts grow at once and other pages
-answer meanwhile.
+Steer continues a text with and without edits. A continuation is sent as one line of JSON per token, followed by the
+whole text or an error. Requests for the model take turns after every token, so that several texts grow at once and
+other pages stay responsive.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from pydantic import StringConstraints
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 router = APIRouter()
 
-COLUMNS = 64  # of the grid on a page
+COLUMNS = 64  # maximum number of columns of the grid
 MAX_CHARACTERS = 10_000
-MAX_TOKENS = 200  # of a continuation
-_LISTED = 10  # tokens and memories of an opened cell
+MAX_TOKENS = 200  # maximum length of a continuation
+_LISTED = 10  # tokens and memories listed for an opened cell
 EXAMPLES = ("The capital of France is", "In 1990 the", "The river runs to the sea and")
 
 Text = Annotated[str, Query(max_length=MAX_CHARACTERS, description="The prompt.")]
@@ -49,20 +49,30 @@ Target = Annotated[
     str, Query(max_length=100, description="The token to explain; ␣ is a space. Default: the predicted token.")
 ]
 Other = Annotated[
-    str, Query(max_length=100, description="A second token: the difference of the two logits is explained.")
+    str, Query(max_length=100, description="A second token. If given, the difference of the two logits is explained.")
 ]
 Layer = Annotated[
-    int | None, Query(ge=0, le=100_000, description="From 0. Default: the layer whose memories contribute most.")
+    int | None, Query(ge=0, le=100_000, description="Layer, from 0. Default: the layer whose memories contribute most.")
 ]
 Position = Annotated[
-    int, Query(alias="at", ge=-MAX_CHARACTERS, le=MAX_CHARACTERS, description="A token of the prompt; -1 is the last.")
+    int,
+    Query(
+        alias="at",
+        ge=-MAX_CHARACTERS,
+        le=MAX_CHARACTERS,
+        description="Position in the prompt, from 0; -1 is the last token.",
+    ),
 ]
 Sets = Annotated[
     list[Annotated[str, StringConstraints(max_length=200)]],
-    Query(alias="set", max_length=20, description="L3N51=0 silences, =3.5 sets, =x2 scales; L3=0 is a whole layer."),
+    Query(
+        alias="set",
+        max_length=20,
+        description="Edits: L3N51=0 silences a memory, =3.5 sets it, =x2 scales it, and L3=0 silences a layer.",
+    ),
 ]
 Count = Annotated[int, Query(ge=1, le=MAX_TOKENS, description="Number of tokens to generate.")]
-Temperature = Annotated[float, Query(ge=0, le=100, description="0 takes the most likely token.")]
+Temperature = Annotated[float, Query(ge=0, le=100, description="Sampling temperature; 0 is greedy.")]
 Seed = Annotated[int, Query(ge=0, le=2**53, description="Random seed for sampled tokens.")]
 
 
@@ -73,8 +83,8 @@ Seed = Annotated[int, Query(ge=0, le=2**53, description="Random seed for sampled
 class GridCell(TokenShare):
     """The most likely next token in one layer after one token of the prompt."""
 
-    settled: bool  # this layer and all later ones predict the final token
-    was: str | None  # the token without the edits, if it is a different one
+    settled: bool  # whether this layer and all later ones predict the final token
+    was: str | None  # the token without the edits, if different
 
 
 @dataclass(frozen=True)
@@ -83,12 +93,12 @@ class Grid:
 
     prompt: str
     tokens: tuple[str, ...]
-    layers: tuple[tuple[GridCell, ...], ...]  # one row per layer, one cell per token of the prompt
+    layers: tuple[tuple[GridCell, ...], ...]  # [layer][token of the prompt]
     edits: tuple[str, ...]
 
 
 def last_of_each(sets: list[str]) -> list[str]:
-    """Return the edits as written, keeping the last one of each memory or layer."""
+    """Return the edits, keeping only the last one of each memory or layer."""
     by_target: dict[str, str] = {}
     for text in sets:
         target = Edit.parse(text).target
@@ -103,7 +113,7 @@ def read_grid(model: MemoryModel, text: str, sets: list[str], kept: KeptPrompts 
 
     prompt, kept = read_prompt(model, text), kept or KeptPrompts()
     edits = last_of_each(sets)
-    after = kept.run(model, prompt, tuple(edits)).tops  # first: raises if an edit cannot be made
+    after = kept.run(model, prompt, tuple(edits)).tops  # first, because it raises if an edit is not possible
     before = kept.run(model, prompt).tops if edits else after
     texts = model.tokenizer.token_text
     rows = (
@@ -123,7 +133,7 @@ def _read_cell(after: Any, before: Any, layer: int, position: int, texts: Callab
 
 @dataclass(frozen=True)
 class TraceAddress:
-    """The parameters of the page Trace, and the addresses of its links."""
+    """The parameters of the Trace page, and the addresses of its links."""
 
     prompt: str
     layer: int | None
@@ -133,7 +143,7 @@ class TraceAddress:
     against: str = ""
 
     def command(self, folder: str) -> str:
-        """Return the same trace as a shell command. `folder` is the quoted index folder."""
+        """Return a shell command for the same trace. `folder` is the quoted index folder."""
         tokens = [("--token", self.token), ("--against", self.against)]
         options = [] if self.at == -1 else [("--position", str(self.at))]
         options += [(option, text.replace("␣", " ")) for option, text in tokens if text]
@@ -145,7 +155,7 @@ class TraceAddress:
 
     @property
     def steer(self) -> str:
-        """The query of the page Steer with the same prompt and edits."""
+        """The query of the Steer page with the same prompt and edits."""
         return urlencode([("prompt", self.prompt), *(("set", edit) for edit in self.sets)], errors="replace")
 
     def link(self, **changes: Any) -> str:
@@ -163,8 +173,22 @@ class TraceAddress:
         return self.link(sets=[] if edit is None else [known for known in self.sets if known != edit])
 
 
+def read_address(
+    prompt: Prompt,
+    layer: Layer = None,
+    at: Position = -1,
+    sets: Sets = [],  # noqa: B006
+    token: Target = "",
+    against: Other = "",
+) -> TraceAddress:
+    return TraceAddress(prompt, layer, at, sets, token, against)
+
+
+Address = Annotated[TraceAddress, Depends(read_address)]
+
+
 def read_answer(bench: Workbench, model: MemoryModel, address: TraceAddress) -> Trace | InterventionEffect:
-    """Trace one position in all layers, for one token or one against another. With edits, before and after them."""
+    """Trace one position in all layers, for one token or the difference of two, and with edits before and after."""
     from memlens.tracer.intervene import effect_of
     from memlens.tracer.prompt import read_prompt, read_token
 
@@ -182,7 +206,7 @@ def read_answer(bench: Workbench, model: MemoryModel, address: TraceAddress) -> 
         edited, without = bench.kept.run(model, prompt, edits), bench.kept.run(model, prompt)
         return effect_of(Intervention.of(edits), without, edited, place, token, against, _LISTED, bench.index)
 
-    # everything that the answer depends on: it has all layers
+    # the layer is left out, because an answer contains all layers
     key = (address.prompt, address.at, tuple(address.sets), address.token, address.against)
     return bench.kept.answer(key, read)
 
@@ -204,7 +228,7 @@ def open_cell(bench: Workbench, model: MemoryModel, address: TraceAddress) -> Tr
 
 
 def _check_edits(model: MemoryModel, address: TraceAddress) -> tuple[TraceAddress, str, int]:
-    """Return the address with the edits that can be made, the errors of the others, and the HTTP status."""
+    """Return the address with the possible edits only, the errors of the others, and the HTTP status."""
     from memlens.tracer.intervene import apply_edits
     from memlens.tracer.prompt import read_prompt
 
@@ -243,7 +267,7 @@ def _cell_content(bench: Workbench, model: MemoryModel, address: TraceAddress) -
 
 
 def _columns(grid: Grid, at: int) -> range:
-    """Return the positions that the page shows: at most COLUMNS, with the open one."""
+    """Return the positions that the page shows: at most COLUMNS, including the open one."""
     count = len(grid.tokens)
     last = min(count, max(at % count + 1, COLUMNS))
     return range(max(0, last - COLUMNS), last)
@@ -263,7 +287,7 @@ async def trace_page(
     to: Annotated[str, Query(max_length=30)] = "",
 ) -> Response:
     address = TraceAddress(prompt, layer, at, sets, token, against)
-    if memory and to.strip():  # two fields of a form become one edit in the address
+    if memory and to.strip():  # the form sends a memory and an amount, which become one edit
         return RedirectResponse(address.link(sets=[*sets, f"{memory}={to.strip()}"]), 303)
 
     def show(model: MemoryModel) -> Response:
@@ -283,18 +307,8 @@ async def trace_page(
 
 
 @router.get("/trace/cell", response_class=HTMLResponse, include_in_schema=False)
-async def cell_part(
-    request: Request,
-    bench: Bench,
-    prompt: Prompt,
-    layer: Layer = None,
-    at: Position = -1,
-    sets: Sets = [],  # noqa: B006
-    token: Target = "",
-    against: Other = "",
-) -> Response:
-    """Return the parts of the page above and below the grid, for another cell."""
-    address = TraceAddress(prompt, layer, at, sets, token, against)
+async def cell_part(request: Request, bench: Bench, address: Address) -> Response:
+    """Return the parts of the page above and below the grid for another cell."""
     return await run_model(
         request, bench, lambda model: page(request, "trace_parts.html", **_cell_content(bench, model, address))
     )
@@ -312,18 +326,8 @@ async def read_trace_grid(request: Request, bench: Bench, prompt: Prompt, sets: 
 
 
 @router.get("/api/trace/cell", responses=LIVE_PROBLEMS, tags=["trace"])
-async def read_trace_cell(
-    request: Request,
-    bench: Bench,
-    prompt: Prompt,
-    layer: Layer = None,
-    at: Position = -1,
-    sets: Sets = [],  # noqa: B006
-    token: Target = "",
-    against: Other = "",
-) -> Trace | InterventionEffect:
-    """Return one layer and the last one of a trace; with edits, before and after them. Needs the model."""
-    address = TraceAddress(prompt, layer, at, sets, token, against)
+async def read_trace_cell(request: Request, bench: Bench, address: Address) -> Trace | InterventionEffect:
+    """Return one layer and the last layer of a trace, with edits before and after them. Needs the model."""
     return await run_model(request, bench, lambda model: open_cell(bench, model, address))
 
 
@@ -337,7 +341,7 @@ async def read_trace_answer(
     token: Target = "",
     against: Other = "",
 ) -> Trace | InterventionEffect:
-    """Return what all layers contribute to a token's logit, or to the difference of two. Needs the model."""
+    """Return the contributions of all layers to the logit of a token, or to the difference of two. Needs the model."""
     address = TraceAddress(prompt, None, at, sets, token, against)
     return await run_model(request, bench, lambda model: read_answer(bench, model, address))
 
@@ -365,7 +369,7 @@ async def continue_text(
     temperature: Temperature = 0.0,
     seed: Seed = 0,
 ) -> StreamingResponse:
-    """Continue a text, with edits or without: one line of JSON per token, then the whole text. Needs the model."""
+    """Continue a text with or without edits: one line of JSON per token, then the whole text. Needs the model."""
 
     def begin(model: MemoryModel) -> tuple[Generation, TokenShare | None]:
         from memlens.tracer.intervene import Generation
@@ -374,7 +378,7 @@ async def continue_text(
         generation = Generation.begin(model, prompt, count, last_of_each(sets) or None, temperature, seed)
         return generation, next(generation, None)
 
-    # the first token is computed before the response starts, so that errors have their status
+    # the first token is computed before the response starts, so that an error has its own status
     generation, token = await run_model(request, bench, begin)
 
     async def write_lines(token: TokenShare | None) -> AsyncIterator[bytes]:
@@ -382,7 +386,7 @@ async def continue_text(
             yield _write_line(token)
             try:
                 token = await run_model(request, bench, lambda _model: next(generation, None), may_refuse=False)
-            except MemlensError as error:  # the status is already sent
+            except MemlensError as error:  # too late for an error status
                 yield _write_line({"error": str(error)})
                 return
         yield _write_line(generation.continuation)

@@ -91,8 +91,8 @@ const KEYS = {
   n: nameNext,
   s: switchKind,
   u: () => document.querySelector(".undo:not([hidden]) button")?.click(),
-  "[": () => document.querySelector(".neighbours [rel=prev]")?.click(),
-  "]": () => document.querySelector(".neighbours [rel=next]")?.click(),
+  "[": () => document.querySelector(".neighbors [rel=prev]")?.click(),
+  "]": () => document.querySelector(".neighbors [rel=next]")?.click(),
 };
 
 document.addEventListener("keydown", (event) => {
