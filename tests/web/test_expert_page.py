@@ -54,8 +54,8 @@ def test_routing_is_what_the_records_of_all_experts_say(index: Index) -> None:
 def test_used_shared_and_unused_experts_have_pages(index: Index, client: TestClient) -> None:
     routing = next(layer for layer in read_routing(index) if layer.never)
     for name, words in (
-        (routing.busiest, "of all prefixes here"),
-        (f"L{routing.layer}S0", "every token passes through it"),
+        (routing.busiest, "of all prefixes are routed to this expert"),
+        (f"L{routing.layer}S0", "which every token reaches"),
         (routing.never[0], "never used"),
     ):
         answer, record = client.get(f"/e/{name}"), read_expert(index, str(name))

@@ -113,7 +113,7 @@ def test_a_text_that_is_not_a_token_is_searched_inside_tokens(client: TestClient
     if found.get("found"):
         assert all("iv" in token["text"] for one in found["found"] for token in one["tokens"])
     nothing = client.get("/api/search?q=qqqqqq&in=values")
-    assert nothing.status_code == 404 and "is not one token" in nothing.json()["error"]
+    assert nothing.status_code == 404 and "is neither a token" in nothing.json()["error"]
 
 
 def test_names_are_completed_and_a_full_name_opens_its_memory(client: TestClient) -> None:
