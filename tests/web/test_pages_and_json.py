@@ -134,6 +134,16 @@ def test_what_fires_on_a_text(client: TestClient, index: Index, run: Run, model_
     assert [one.split(",")[0] for one in found(r'class="why[^"]*">([^<]*)<', html)] == reasons
 
 
+def test_wires(client: TestClient, index: Index, run: Run, model_folder: Path) -> None:
+    shown = command(run, "show", index.folder, "L1N7", "--wires", "--top", "8", "--model", model_folder)
+    answer = client.get("/api/memories/L1N7/wires").json()
+    assert shown == command(run, "wires", index.folder, "L1N7", "--top", "8", "--model", model_folder)
+    for kind in ("reads", "feeds"):
+        assert [wire["memory"] for wire in answer[kind]] == [wire["memory"] for wire in shown[kind]]
+        assert [wire["z"] for wire in answer[kind]] == pytest.approx([wire["z"] for wire in shown[kind]], abs=1e-4)
+    assert "memlens wires" in client.get("/m/L1N7").text
+
+
 def test_a_circuit(client: TestClient, index: Index, run: Run, model_folder: Path) -> None:
     shown = command(run, "circuit", index.folder, PROMPT, "--model", model_folder, "--nodes", 6)
     answer = client.get("/api/circuit", params={"prompt": PROMPT, "nodes": 6}).json()

@@ -28,6 +28,7 @@ from memlens.text import cut_left, cut_right, number, percent, quoted, visible
 if TYPE_CHECKING:
     from memlens.circuits.result import Circuit, Edge, Node
     from memlens.circuits.task import TaskCircuit
+    from memlens.circuits.wires import Wires
     from memlens.index.reader import Index
     from memlens.models.memory_model import MemoryModel
 
@@ -321,7 +322,11 @@ def wires(
 
     opened = Index(index)
     opened.check(memory)  # raises before a model is loaded
-    result = find_wires(opened, opened.load_model(model), memory, top)
+    print_wires(screen, find_wires(opened, opened.load_model(model), memory, top))
+
+
+def print_wires(screen: Screen, result: Wires) -> None:
+    """Print the tokens and memories that a memory reads, and the memories that it feeds."""
     if screen.as_json:
         screen.json(result)
         return

@@ -63,6 +63,9 @@ def show(
     nearest: Annotated[
         bool, typer.Option("--nearest", help="List the memories with the nearest keys and values (loads the model).")
     ] = False,
+    wires: Annotated[
+        bool, typer.Option("--wires", help="List what its key reads and what its value feeds (loads the model).")
+    ] = False,
     model: ModelNow = None,
 ) -> None:
     """Show one memory: its triggers, their patterns, and the tokens it promotes."""
@@ -70,7 +73,7 @@ def show(
     from memlens.pattern.related import related_memories
 
     opened = memlens.Index(index)
-    options = {"--on": on, "--nearest": nearest, "--model": model, "--bottom": bottom, "--top": top}
+    options = {"--on": on, "--nearest": nearest, "--wires": wires, "--model": model, "--bottom": bottom, "--top": top}
     if ExpertId.find(memory) is not None:
         refuse_others(f"an expert ({memory})", options, ["--top"])
         expert = read_expert(opened, memory, top if screen.as_json else top or _TOP)
@@ -84,7 +87,11 @@ def show(
         refuse_others("--nearest", options, ["--nearest", "--model", "--top"])
         _show_nearest(screen, opened, memory, top or _TOP, model)
         return
-    refuse_unused({"--model": model}, "has no effect without --on or --nearest")
+    if wires:
+        refuse_others("--wires", options, ["--wires", "--model", "--top"])
+        _show_wires(screen, opened, memory, top or _TOP, model)
+        return
+    refuse_unused({"--model": model}, "has no effect without --on, --nearest or --wires")
     ends = ENDS[1:] if bottom else ENDS
     record = read_memory(opened, memory, ends, top if screen.as_json else None)
     if screen.as_json:
@@ -140,6 +147,15 @@ def _show_nearest(screen: Screen, index: memlens.Index, memory: str, count: int,
         rows = [[str(one.name), f"{one.cosine:.3f}", Text(visible(one.summary or ""), "cyan")] for one in neighbors]
         screen.table(["memory", "cosine", "summary"], rows, wrap=True)
         screen.result()
+
+
+def _show_wires(screen: Screen, index: memlens.Index, memory: str, count: int, model: str | None) -> None:
+    """Print what a key reads and what a value feeds, like `memlens wires`."""
+    from memlens.circuits.wires import wires
+    from memlens.cli.circuit import print_wires
+
+    index.check(memory)  # raises before a model is loaded
+    print_wires(screen, wires(index, index.load_model(model), memory, count))
 
 
 def _print_header(screen: Screen, record: MemoryRecord) -> None:

@@ -34,7 +34,7 @@ from memlens.index.memory import (
 )
 from memlens.memory import ExpertId, MemoryId
 from memlens.pattern.related import RelatedMemory, related_memories
-from memlens.text import edge
+from memlens.text import edge, plain
 from memlens.tracer.result import InterventionEffect, TextCoefficients, Trace
 from memlens.vocab.nearest import NearMemory, Side, nearest_memories
 from memlens.web.rendering import LIVE_PROBLEMS, PROBLEMS, Bench, Name, Viewer, page, run_model
@@ -183,6 +183,23 @@ async def read_nearest(
     def find(model: MemoryModel) -> list[NearMemory]:
         key = ("nearest", memory, by, limit)
         return bench.kept.answer(key, lambda: nearest_memories(bench.index, model, memory, by, limit))
+
+    return await run_model(request, bench, find)
+
+
+@router.get("/api/memories/{name}/wires", responses=LIVE_PROBLEMS)
+async def read_wires(
+    request: Request, bench: Bench, name: Name, limit: Annotated[int, Query(ge=1, le=100)] = 8
+) -> dict[str, Any]:
+    """List what the memory's key reads and what its value feeds, from weights alone. Needs the model."""
+    memory = bench.index.check(name)
+
+    def find(model: MemoryModel) -> dict[str, Any]:
+        from memlens.circuits.wires import wires
+
+        found = bench.kept.answer(("wires", memory, limit), lambda: wires(bench.index, model, memory, limit))
+        result: dict[str, Any] = plain(found)
+        return result
 
     return await run_model(request, bench, find)
 

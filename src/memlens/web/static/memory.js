@@ -229,6 +229,37 @@ async function showNearest() {
   }
 }
 
+// Wires: tokens and earlier memories that the keys respond to, later memories that the value feeds
+
+function wiresTable(title, found) {
+  const part = document.createElement("section");
+  const table = document.createElement("table");
+  table.innerHTML = '<thead><tr><th scope="col"></th><th scope="col">by</th><th scope="col">cosine</th><th scope="col">z</th></tr></thead><tbody></tbody>';
+  for (const one of found) {
+    const row = document.createElement("tr");
+    const label = one.memory ? Object.assign(document.createElement("a"), { className: "memory", href: `/m/${one.memory}`, textContent: one.memory }) : Object.assign(document.createElement("span"), { className: "token", textContent: visible(one.text.replace(/^ /, "␣")) });
+    if (one.summary) label.title = one.summary;
+    row.append(cell(label), cell(one.by), cell(one.cosine.toFixed(3)), cell(one.z.toFixed(1)));
+    table.tBodies[0].append(row);
+  }
+  part.append(Object.assign(document.createElement("h3"), { textContent: title }), found.length ? table : Object.assign(document.createElement("p"), { className: "quiet", textContent: "none" }));
+  return part;
+}
+
+article.querySelector(".show-wires")?.addEventListener("click", async (event) => {
+  const holder = article.querySelector(".wires-holder");
+  event.target.disabled = true;
+  holder.textContent = "Computing …";
+  try {
+    const { tokens, reads, feeds } = await ask(`/api/memories/${name}/wires`);
+    holder.replaceChildren(wiresTable("Reads tokens", tokens), wiresTable("Reads earlier memories", reads), wiresTable("Feeds later memories", feeds));
+    event.target.parentElement.remove();
+  } catch (error) {
+    holder.textContent = error.message;
+    event.target.disabled = false;
+  }
+});
+
 // The context of a trigger in its document
 
 const inline = (tag, text) => Object.assign(document.createElement(tag), { textContent: visible(text) });
