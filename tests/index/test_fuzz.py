@@ -23,8 +23,6 @@ from memlens.testing import tiny_model, tiny_tokenizer
 from memlens.tracer.intervention import Intervention
 
 QUICK = settings(
-    max_examples=60,
-    deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],  # finding is enough; making it small would take minutes
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

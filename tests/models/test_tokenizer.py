@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from memlens.errors import CorpusError, ModelError, UnknownName
@@ -34,7 +34,6 @@ def test_a_character_of_several_tokens_ends_at_the_same_place_in_each():
     assert pieces(BYTES, "café")[-2:] == ["fé", ""] and BYTES.encode(["café"])[0].ends[-2:] == [4, 4]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(max_size=20), max_size=4))
 def test_ends_are_sorted_and_within_the_text(texts):
     texts = [text.encode("utf-8", "ignore").decode("utf-8") for text in texts]

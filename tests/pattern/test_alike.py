@@ -1,13 +1,12 @@
 """Sets with a high Jaccard index, against comparing all with all."""
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from memlens.pattern.related import AlikeSets
 
 SETS = st.lists(st.frozensets(st.integers(0, 12), min_size=1, max_size=9), min_size=1, max_size=25, unique=True)
 
 
-@settings(deadline=None, max_examples=25)
 @given(SETS, st.sampled_from([0.1, 0.3, 0.5, 2 / 3, 0.8, 1.0]))
 def test_every_set_finds_all_that_are_alike_to_it(sets: list[frozenset[int]], least: float) -> None:
     alike = AlikeSets(sets, least)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings as hypothesis_settings, strategies as st
+from hypothesis import given, strategies as st
 from numba import typeof
 
 from memlens.errors import ModelError
@@ -277,7 +277,6 @@ ODD = np.array([0.0, -0.0, TINY, -TINY, 1e-40, -1e-40, 1.1754944e-38, 0.5, -0.5,
 
 
 @pytest.mark.parametrize("per_sentence", ["best", "all"])
-@hypothesis_settings(max_examples=40, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_every_statistic_merges_to_the_same_bits_in_any_tree(per_sentence: str, random: Random) -> None:
     """Zeros of both signs, denormal numbers and ties, in parts that are merged in any order."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from memlens.errors import SettingError
 from memlens.scanner.kernels import COLUMNS
@@ -55,13 +55,11 @@ def corpora(draw: st.DrawFn) -> list[tuple[int, int, list[float]]]:
 
 
 @given(corpora(), st.integers(1, 7), st.sampled_from(["best", "all"]))
-@settings(max_examples=150, deadline=None)
 def test_one_update_equals_brute_force(rows: list, top: int, per_sentence: str) -> None:
     assert_equals_brute_force(fed(rows, top, per_sentence), rows, top, per_sentence)
 
 
 @given(corpora(), st.integers(1, 7), st.sampled_from(["best", "all"]), st.randoms(use_true_random=False))
-@settings(max_examples=150, deadline=None)
 def test_any_order_split_and_merge_tree_gives_the_same(rows: list, top: int, per_sentence: str, random) -> None:
     shuffled = list(rows)
     random.shuffle(shuffled)

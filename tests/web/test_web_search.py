@@ -63,9 +63,7 @@ def test_the_command_line_and_the_workbench_give_the_same_answer(
     assert json.loads(capsys.readouterr().out) == client.get("/api/search", params={"q": q, **asked}).json()
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.text(min_size=1, max_size=4), st.booleans())
 def test_any_text_is_found_equally_in_tables_and_arrays(served: ServedIndex, text: str, ignore_case: bool) -> None:
     both_ways(served, trigger_text(served), SearchQuery((text,), ignore_case=ignore_case, limit=5))
