@@ -2,27 +2,47 @@
 
 import doctest
 import shutil
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import memlens
-from memlens import api, settings, text
-from memlens.index import reader
 from memlens.index.reader import Index
+from memlens.models.memory_model import MemoryModel
+
+BY_PATH = (
+    "memlens.api",
+    "memlens.settings",
+    "memlens.text",
+    "memlens.index.reader",
+    "memlens.memory",
+    "memlens.errors",
+    "memlens.models.load",
+    "memlens.pipeline",
+)
+LOADED = (
+    *("memlens.tracer.attribution", "memlens.tracer.firing", "memlens.tracer.intervene", "memlens.tracer.intervention"),
+    *("memlens.tracer.trace", "memlens.tracer.value_changes"),
+    *("memlens.circuits.graph", "memlens.models.sparse_autoencoder", "memlens.probing.probe"),
+)
 
 
-@pytest.mark.parametrize("module", [api, settings, text, reader], ids=lambda module: module.__name__)
+@pytest.fixture(scope="module")
+def loaded(tiny_gpt2: Path) -> MemoryModel:
+    return memlens.load(tiny_gpt2)
+
+
+@pytest.mark.parametrize("name", [*BY_PATH, *LOADED])
 def test_the_examples_of_a_module_run(
-    module: ModuleType, tiny_gpt2_index: Index, tiny_gpt2: Path, tiny_text: Path, tmp_path: Path
+    name: str, tiny_gpt2_index: Index, tiny_gpt2: Path, loaded: MemoryModel, tiny_text: Path, tmp_path: Path
 ) -> None:
     names = {
         "memlens": memlens,
-        "model": tiny_gpt2,
+        "model": loaded if name in LOADED else tiny_gpt2,
         "text": tiny_text,
         "folder": tmp_path / "new",
         "index": memlens.open_index(shutil.copytree(tiny_gpt2_index.folder, tmp_path / "index")),
     }
-    results = doctest.testmod(module, extraglobs=names)
+    results = doctest.testmod(import_module(name), extraglobs=names)
     assert results.attempted and not results.failed

@@ -23,7 +23,15 @@ from contextlib import contextmanager
 
 
 class MemlensError(Exception):
-    """An error that the user can fix."""
+    """An error that the user can fix.
+
+    Example:
+        >>> try:
+        ...     memlens.open_index("no-such-folder")
+        ... except memlens.MemlensError as error:
+        ...     print(type(error).__name__)
+        IndexFolderError
+    """
 
 
 class ModelError(MemlensError):

@@ -91,6 +91,12 @@ class MemoryId(_NamedRecord):
     """The name of one memory: `L3N51` (or `L3D51`), `L3E5N20` of an expert, `L3S0N20` of a shared expert.
 
     `memory` counts within the expert. Tables and tensors number all memories of a layer; see MemoryNames.
+
+    Example:
+        >>> memlens.MemoryId.parse("L3E5N20").expert
+        5
+        >>> str(memlens.MemoryId(3, 51))
+        'L3N51'
     """
 
     layer: int
@@ -219,7 +225,12 @@ class MemoryNames:
 
 @dataclass(frozen=True, order=True)
 class Prefix:
-    """The first `position + 1` tokens of a sentence."""
+    """The first `position + 1` tokens of a sentence.
+
+    Example:
+        >>> memlens.Prefix(sentence=12, position=3)
+        Prefix(sentence=12, position=3)
+    """
 
     sentence: int
     position: int
@@ -235,7 +246,13 @@ class EncodedText:
 
 @dataclass(frozen=True)
 class Trigger:
-    """A prefix with an extreme coefficient of a memory, with the text around it."""
+    """A prefix with an extreme coefficient of a memory, with the text around it.
+
+    Example:
+        >>> trigger = index.triggers("L1N7", limit=1)[0]
+        >>> trigger.text == trigger.before + trigger.token
+        True
+    """
 
     rank: int
     coefficient: float

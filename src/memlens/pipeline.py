@@ -416,6 +416,10 @@ def repair(
 
     Raises:
         IndexFolderError: A table of the scan is damaged, or the annotations are. The message states what to do.
+
+    Example:
+        >>> memlens.repair(index)  # nothing is damaged
+        []
     """
     folder = index.folder if isinstance(index, Index) else located(index)
     restored = [MANIFEST] if restore_manifest(folder) else []

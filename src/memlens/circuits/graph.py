@@ -41,8 +41,6 @@ def circuit(
 ) -> Circuit:
     """Find the memories behind a prediction and the edges between them.
 
-        memlens.circuit("gpt2", "The capital of France is", token=" Paris", against=" Rome").memories[0]
-
     Args:
         model: A model, or an index, which loads its model and names the memories.
         prompt: The text. The prediction after its last token is explained.
@@ -60,6 +58,11 @@ def circuit(
         SettingError: The prompt has fewer than two tokens, or `nodes` is less than 1.
         UnknownName: The model has no such token.
         UnsupportedModel: The frozen network is not linear, so that writes do not add up.
+
+    Example:
+        >>> graph = memlens.circuit(model, "The river runs", nodes=5)
+        >>> len(graph.memories)
+        5
     """
     if nodes < 1:
         raise SettingError(f"--nodes is {nodes}; it must be 1 or more")

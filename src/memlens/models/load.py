@@ -88,6 +88,11 @@ def load(
         ModelError: The checkpoint is incomplete, damaged or inconsistent.
         UnsupportedModel: The model has no memories that memlens can read.
         SettingError: The device, dtype or device map is not available.
+
+    Example:
+        >>> loaded = memlens.load(model)
+        >>> len(loaded.layers), loaded.layers[0].values.shape[0]
+        (3, 40)
     """
     if isinstance(model, MemoryModel):
         return model

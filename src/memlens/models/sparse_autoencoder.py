@@ -142,6 +142,11 @@ def as_sae(model: MemoryModel | Any, layer: int, *, dtype: torch.dtype | None = 
 
     Raises:
         UnsupportedModel: The layer has experts or no memories.
+
+    Example:
+        >>> sae = memlens.as_sae(model, 1)
+        >>> sae.cfg.d_sae
+        40
     """
     from memlens.models.load import load
 

@@ -94,8 +94,6 @@ def probe(
 ) -> ProbeResult:
     """Find the memories that predict labels, with k-sparse probes of every layer.
 
-        memlens.probe("gpt2-index", "labels.csv").best.save("probe.json")
-
     Args:
         model: A model, whatever load() accepts, or an index. With an index, memories are listed with their triggers.
         labels: A .csv or .jsonl file with a text and a label in every row, or a pair (texts, labels).
@@ -108,6 +106,12 @@ def probe(
     Raises:
         SettingError: An option is not valid, or no probe can be fitted to the labels.
         CorpusError: The file of labels cannot be read.
+
+    Example:
+        >>> texts = [f"The river runs {n}" for n in range(20)] + [f"A stone lies {n}" for n in range(20)]
+        >>> result = memlens.probe(model, (texts, ["water"] * 20 + ["stone"] * 20), k="1,2", shuffles=0)
+        >>> result.best.classes
+        ('stone', 'water')
     """
     with needing("probe", "memlens probe"):
         import sklearn  # noqa: F401

@@ -144,8 +144,6 @@ def silence_each(
 ) -> Attribution:
     """Silence memories one at a time and return the exact effect of each on the probability of a token.
 
-        memlens.silence_each("gpt2", "The capital of France is", layers=[9, 10]).strongest(5)
-
     Args:
         model: A model, whatever load() accepts, or an index.
         prompt: The text.
@@ -159,6 +157,10 @@ def silence_each(
     Raises:
         SettingError: The prompt, a position or a count is not valid, or both memories and layers are given.
         UnknownName: The model does not have a named memory, layer or token.
+
+    Example:
+        >>> len(memlens.silence_each(model, "The river runs", ["L1N7", "L1N8"]).strongest(1))
+        1
     """
     check_count(batch_tokens, "batch_tokens")
     loaded, _ = open_model(model)
@@ -231,8 +233,6 @@ def integrate(
 ) -> Attribution:
     """Return the effect of every memory of some layers on the probability of a token, by integrated gradients.
 
-        memlens.integrate("gpt2", "The capital of France is").gap
-
     Args:
         model: A model, whatever load() accepts, or an index.
         prompt: The text.
@@ -246,6 +246,10 @@ def integrate(
     Raises:
         SettingError: The prompt, a position or a count is not valid.
         UnknownName: The model does not have a named layer or token.
+
+    Example:
+        >>> len(memlens.integrate(model, "The river runs", layers=[1], steps=4).effects)
+        40
     """
     if check_count(steps, "steps") > _MOST_STEPS:
         raise SettingError(f"steps is {steps}; it must be at most {_MOST_STEPS}")
@@ -316,12 +320,16 @@ def in_common(
 ) -> list[CommonMemory]:
     """Return the memories that count in at least `share` of the prompts, by number of prompts, then by effect.
 
-        memlens.in_common([memlens.integrate(model, prompt, token=" Paris") for prompt in paraphrases])
-
     A memory counts in a prompt if its effect is positive and at least `threshold` times the prompt's largest effect.
 
     Raises:
         SettingError: A threshold is not in (0, 1], or the attributions differ in token, method or memories.
+
+    Example:
+        >>> prompts = ["The river runs", "A river runs"]
+        >>> found = [memlens.silence_each(model, prompt, layers=[1], token=5) for prompt in prompts]
+        >>> all(memory.memory.layer == 1 for memory in memlens.in_common(found))
+        True
     """
     several = [attributions] if isinstance(attributions, Attribution) else list(attributions)
     for name, value in (("threshold", threshold), ("share", share)):

@@ -31,11 +31,18 @@ from memlens.tracer.trace import TracedPrompt
 def coefficients_on(model: Source, memory: str | MemoryId, text: str) -> TextCoefficients:
     """Return the coefficients of one memory at every token of a text.
 
-    memlens.coefficients_on("gpt2-index", "L5N94", "The capital of France is")
+    Args:
+        model: A model, whatever load() accepts, or an index.
+        memory: A name like "L5N94", or a MemoryId.
+        text: The text.
 
     Raises:
         SettingError: The text has no tokens or is longer than the model's context.
         UnknownName: The model does not have this memory.
+
+    Example:
+        >>> len(memlens.coefficients_on(model, "L1N7", "The river").coefficients) >= 2
+        True
     """
     loaded, _ = open_model(model)
     name = memory if isinstance(memory, MemoryId) else MemoryId.parse(memory)
@@ -64,8 +71,6 @@ def fires_on(
 ) -> FiringResult:
     """Return the memories that are most active on a text.
 
-    memlens.fires_on("gpt2-index", "The capital of France is").found[0]
-
     Args:
         model: An index, or a model together with `index`.
         text: The text.
@@ -77,6 +82,10 @@ def fires_on(
 
     Raises:
         SettingError: There is no index, or the text, order or limit is not valid.
+
+    Example:
+        >>> len(memlens.fires_on(model, "The river runs", index=index, limit=3).found)
+        3
     """
     loaded, opened = open_model(model, index)
     if opened is None:

@@ -112,8 +112,6 @@ def intervene(
 ) -> InterventionEffect:
     """Trace one position of a prompt without and with edits.
 
-        memlens.intervene("gpt2", "The capital of France is", "L5N94=0").kl
-
     Args:
         model: A model, whatever load() accepts, or an index.
         prompt: The text.
@@ -127,6 +125,10 @@ def intervene(
     Raises:
         SettingError: The prompt, position or an edit is not valid.
         UnknownName: The model does not have a named memory, layer or token.
+
+    Example:
+        >>> memlens.intervene(model, "The river runs", "L1N7=0").kl >= 0
+        True
     """
     check_top(top)
     intervention = Intervention.of(intervention)
@@ -186,8 +188,6 @@ def generate(
 ) -> Continuation:
     """Continue a prompt by `count` tokens, with or without edits.
 
-        memlens.generate("gpt2", "The capital of France is", 20, "L5N94=0").text
-
     The whole text is run again for every token, so that edits apply at every position exactly as in a trace. An
     end-of-text token does not stop the continuation.
 
@@ -201,6 +201,10 @@ def generate(
 
     Raises:
         SettingError: An argument is not valid, or the text would exceed the model's context.
+
+    Example:
+        >>> len(memlens.generate(model, "The river runs", 3, "L1N7=0").tokens)
+        3
     """
     loaded, _ = open_model(model)
     generation = Generation.begin(loaded, prompt, count, intervention, temperature, seed)
@@ -283,8 +287,6 @@ def promoting(
 ) -> tuple[MemoryId, ...]:
     """Return the memories whose values promote one of the tokens, strongest first.
 
-        memlens.Edit(memlens.promoting("gpt2-index", " Paris"))
-
     Args:
         index: An index with values.
         tokens: One token or several, as text.
@@ -295,6 +297,13 @@ def promoting(
     Raises:
         SettingError: The index lists fewer tokens per value than `within`.
         UnknownName: No memory has one of the tokens, or `end` is something else.
+
+    Example:
+        >>> memlens.values(index, model=model)  # doctest: +ELLIPSIS
+        <Index ...>
+        >>> promoted = index.table("values", ["tokens"])["tokens"][0].as_py()[0]
+        >>> len(memlens.promoting(index, index.vocabulary[promoted])) >= 1
+        True
     """
     opened = open_index(index)
     texts = [tokens] if isinstance(tokens, str) else list(tokens)

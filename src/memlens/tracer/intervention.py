@@ -44,13 +44,15 @@ _HOW = "write L3N51=3.5 to set, =x2 to scale, =0 to silence"
 class Edit:
     """A change to the coefficients of some memories, of a whole layer or of a whole expert.
 
-        Edit("L3N51")                           silence a memory
-        Edit(["L3N7", "L4N9"], factor=2.0)      scale two memories
-        Edit(layer=3, coefficient=0.5)          set a whole layer
-        Edit(expert="L3E5")                     silence an expert
-
     Give `coefficient` to set, `factor` to scale, and neither to silence. `positions` count the prompt's tokens from 0,
     or from its end if negative. None means every position, including BOS and continuations.
+
+    Example:
+        >>> str(memlens.Edit("L3N51"))
+        'L3N51=0'
+        >>> pair = memlens.Edit(["L3N7", "L4N9"], factor=2.0)  # scale two memories
+        >>> layer = memlens.Edit(layer=3, coefficient=0.5)  # set a whole layer
+        >>> expert = memlens.Edit(expert="L3E5")  # silence an expert
     """
 
     memories: tuple[MemoryId, ...] = ()  # the constructor also accepts one or several names
@@ -195,7 +197,10 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 class Intervention:
     """Edits in order, and the model that they are bound to.
 
-    Intervention.parse("L3N51=0", "L4=x2").save("edits.json", model); Intervention.load("edits.json")
+    Example:
+        >>> memlens.Intervention.parse("L1N7=0", "L2=x2").save(folder, model)
+        >>> len(memlens.Intervention.load(folder).edits)
+        2
     """
 
     edits: tuple[Edit, ...]  # the constructor also accepts one edit, and edits as text

@@ -110,8 +110,6 @@ def trace(
 ) -> Trace:
     """Trace one position of a prompt: the states and memories of every layer, and the parts of a token's logit.
 
-        memlens.trace("gpt2", "The capital of France is").memories[0]
-
     Args:
         model: A model, whatever load() accepts, or an index.
         prompt: The text.
@@ -124,6 +122,11 @@ def trace(
     Raises:
         SettingError: The prompt, the position or `top` is not valid.
         UnknownName: The model does not have the token.
+
+    Example:
+        >>> trace = memlens.trace(model, "The river runs")
+        >>> abs(trace.logit - sum(trace.parts.values())) < 1e-5
+        True
     """
     check_top(top)
     loaded, opened = open_model(model, index)

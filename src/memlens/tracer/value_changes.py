@@ -33,7 +33,11 @@ from memlens.tracer.trace import divergence, log_probabilities
 class ValueChange:
     """A new value for a memory.
 
-    ValueChange.towards(model, "L3N51", " Rome", 2.0); ValueChange.replaced(model, "L3N51", [0.0] * model.width)
+    Example:
+        >>> change = memlens.ValueChange.towards(model, "L1N7", 5, 2.0)
+        >>> zero = memlens.ValueChange.replaced(model, "L1N7", [0.0] * model.width)
+        >>> str(zero.memory), float(zero.value.abs().sum())
+        ('L1N7', 0.0)
     """
 
     memory: MemoryId
@@ -90,11 +94,18 @@ def token_direction(model: MemoryModel, memory: MemoryId, token: int) -> Tensor:
 def trying(model: MemoryModel, changes: ValueChange | Iterable[ValueChange]) -> Iterator[None]:
     """Change values of a loaded model inside the `with` block, and restore them bit by bit afterwards.
 
-    with memlens.trying(model, change): memlens.trace(model, prompt)
+    Args:
+        model: A loaded model.
+        changes: One change or several.
 
     Raises:
         SettingError: The model is not loaded, or a value does not fit.
         UnknownName: The model does not have a memory.
+
+    Example:
+        >>> change = memlens.ValueChange.replaced(model, "L1N7", [0.0] * model.width)
+        >>> with memlens.trying(model, change):
+        ...     edited = memlens.trace(model, "The river runs")
     """
     if not isinstance(model, MemoryModel):
         raise SettingError(f"{short(model)} is not a loaded model; load it with memlens.load() first")
@@ -131,11 +142,19 @@ def side_effects(
 ) -> list[SideEffect]:
     """Return the effect of changed values on other prompts, the most affected first.
 
-    memlens.side_effects(model, change, ["The capital of Spain is", "Rain fell on"])
+    Args:
+        model: A model, whatever load() accepts, or an index.
+        changes: One change or several.
+        prompts: Prompts whose predictions should not change.
 
     Raises:
         SettingError: There are no prompts, or a value does not fit.
         UnknownName: The model does not have a memory.
+
+    Example:
+        >>> change = memlens.ValueChange.towards(model, "L1N7", 5, 2.0)
+        >>> memlens.side_effects(model, change, "The river runs")[0].kl >= 0
+        True
     """
     loaded, _ = open_model(model)
     checked = _check_changes(loaded, changes)
@@ -155,10 +174,21 @@ def side_effects(
 def save_changed(model: Source, changes: ValueChange | Iterable[ValueChange], folder: str | os.PathLike[str]) -> Path:
     """Write a safetensors checkpoint with the changed values. The loaded model stays unchanged.
 
-    memlens.save_changed(model, change, "edited-model")
+    Args:
+        model: A model, whatever load() accepts, or an index.
+        changes: One change or several.
+        folder: An empty or new folder.
+
+    Returns:
+        The folder.
 
     Raises:
         SettingError: The folder is not empty or cannot be written.
+
+    Example:
+        >>> change = memlens.ValueChange.towards(model, "L1N7", 5, 2.0)
+        >>> (memlens.save_changed(model, change, folder) / "config.json").exists()
+        True
     """
     path = Path(folder)
     refuse_place(path)
