@@ -283,7 +283,7 @@ class _Work:
 
 
 FOLDER = "memlens-demo"
-# Findings that the demo shows: trends, those that agree with the paper first, and substitutes for missing ones.
+# Trends that the demo shows, those that agree with the paper first, and findings that replace missing ones
 TRENDS = ("depth", "settling", "claim-agreement", "composition", "claim-last-token", "claim-residual")
 SUBSTITUTES = ("dead", "rarest", "wanted")
 HELD_OUT = f"{BUNDLED}:held-out"  # prefixes for section 5: not in the training text, as in the paper
@@ -380,7 +380,7 @@ def _select_findings(index: Index, model: MemoryModel) -> list[Insight]:
     """Return five findings: a memory with a topic, the memory that predictions need most, and three trends."""
     insight = most_needed(Material(index), model)
     insights = [*find(index, "memory"), *([insight] if insight else find(index, "right"))]
-    trends = sorted(find(index, *TRENDS), key=lambda trend: trend.verdict != APPEARS)  # a stable sort
+    trends = sorted(find(index, *TRENDS), key=lambda trend: trend.verdict != APPEARS)  # the sort is stable
     return [*insights, *trends[:3], *find(index, *SUBSTITUTES)][:5]
 
 
@@ -442,7 +442,9 @@ def repair(
         if note.validation_corpus is not None:
             corpus = dict(note.validation_corpus)
             options |= {"validation": corpus.pop("sources"), **corpus}
-        options["threads"] = manifest.prefix_pass.content.get("threads")  # it affects the last bits of results
+        options["threads"] = manifest.prefix_pass.content.get(
+            "threads"
+        )  # the number of threads affects the last bits of results
         arguments: dict[str, Any] = {option: value for option, value in options.items() if value is not None}
         api.experiment(index, name, model=model, progress=progress, **arguments)
     return restored + wrong

@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-RETRIES = 3  # for an item whose worker died, and for workers that die while they start
-POLL_SECONDS = 0.2  # between two checks for a stop request
+RETRIES = 3  # of an item whose worker died, and of starting workers
+POLL_SECONDS = 0.2  # between checks for a stop request
 AHEAD = 2  # items per worker that are in memory
 AGENT_SECONDS = 2.0  # time limit for a check of Ray's agents
-CHECK_SECONDS = 0.5  # between two checks of Ray's agents: Ray ends a process within seconds of losing them
+CHECK_SECONDS = 0.5  # between checks of Ray's agents; Ray ends a process within seconds of losing them
 CONNECT_SECONDS = 30.0  # for connecting to an existing Ray cluster
 START_SECONDS = 300.0  # for the first Ray worker to start
 
@@ -219,9 +219,9 @@ class _Task:
     """An item in flight."""
 
     item: Any
-    future: Future[tuple[Any, ...]] | None = None  # of loky
-    reply: tuple[Any, ...] | None = None  # from Ray
-    deaths: int = 0  # of workers that had the item
+    future: Future[tuple[Any, ...]] | None = None  # the call on a loky worker
+    reply: tuple[Any, ...] | None = None  # the reply of a Ray worker
+    deaths: int = 0  # workers that died while they had the item
 
     def count_death(self, reason: str) -> None:
         self.deaths += 1

@@ -383,9 +383,9 @@ class CorpusSettings(Settings):
 WINDOW = 4096  # sentences that are sorted by length together; also the row group of corpus.parquet
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # As described in the paper: every prefix of every sentence, as often as it occurs
+    # As described in the paper: every prefix of every sentence, including repetitions
     "paper": {"per_sentence": "all", "dedup": "none"},
-    # The candidates of the program that the authors released
+    # As in the program that the authors released
     "released": {"per_sentence": "best", "dedup": "none", "bos_prefix": True, "whole_sentence": False},
 }
 

@@ -29,7 +29,7 @@ FEW = 30  # a mean of fewer observations has Student's interval
 Z = 1.959964  # quantile of a two-sided 95% interval
 ONE_SIDED = 1.645  # quantile of a one-sided 95% bound
 _TAIL = 0.025
-_DRAWN_AT_ONCE = 1 << 21  # numbers in memory
+_DRAWN_AT_ONCE = 1 << 21  # numbers to draw at once
 
 
 class Estimate(NamedTuple):

@@ -206,12 +206,12 @@ def test_coefficients_include_the_gate_of_a_shared_expert():
     model = load(tiny_network("qwen2_moe"))
     (shared,) = [group for group in model.layers[1].groups if group.kind == "shared"]
     mlp, tokens = model.layers[1].block.mlp, torch.arange(10).reshape(2, 5)
-    seen = []
-    handle = mlp.register_forward_hook(lambda module, given, output: seen.append(given[0].detach().clone()))
+    blocks = []
+    handle = mlp.register_forward_hook(lambda module, given, output: blocks.append(given[0].detach().clone()))
     with model.record() as recording:
         model.run_body(tokens)
     handle.remove()
-    x = seen[0]
+    x = blocks[0]
     m = silu(mlp.shared_expert.gate_proj(x)) * mlp.shared_expert.up_proj(x)
     expected = torch.sigmoid(mlp.shared_expert_gate(x)) * m
     torch.testing.assert_close(recording.coefficients[1][..., shared.columns], expected, rtol=1e-4, atol=1e-5)

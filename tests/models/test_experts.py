@@ -48,9 +48,9 @@ def naive_m(experts, expert, x):
     inner = inner.T if experts.is_transposed else inner  # [2 size, d]
     if experts.has_bias:
         bias = experts.gate_up_proj_bias[expert]
-    both = inner @ x + bias
-    half = len(both) // 2
-    gate, up = (both[:half], both[half:]) if experts.is_concatenated else (both[::2], both[1::2])
+    products = inner @ x + bias
+    half = len(products) // 2
+    gate, up = (products[:half], products[half:]) if experts.is_concatenated else (products[::2], products[1::2])
     if hasattr(experts, "limit"):  # gpt-oss
         gate, up = gate.clamp(max=experts.limit), up.clamp(-experts.limit, experts.limit)
         return gate * torch.sigmoid(experts.alpha * gate) * (up + 1)
@@ -60,14 +60,14 @@ def naive_m(experts, expert, x):
 def naive_coefficients(model, layer, calls):
     """Return w m for selected experts and 0 for others, [tokens, routed memories]."""
     (experts,) = filter(is_experts, model.layers[layer].block.modules())
-    x, chosen, weights = calls[layer]
+    x, selection, weights = calls[layer]
     size = model.layers[layer].groups[-1].size
-    found = torch.zeros(len(x), experts.num_experts * size)
+    coefficients = torch.zeros(len(x), experts.num_experts * size)
     for token in range(len(x)):
-        for place, expert in enumerate(chosen[token].tolist()):
+        for place, expert in enumerate(selection[token].tolist()):
             m = naive_m(experts, expert, x[token])
-            found[token, expert * size : (expert + 1) * size] += weights[token, place] * m
-    return found.detach()
+            coefficients[token, expert * size : (expert + 1) * size] += weights[token, place] * m
+    return coefficients.detach()
 
 
 def mixtures_of(model):
@@ -81,17 +81,17 @@ def test_coefficients_are_the_routers_weight_times_m_or_zero(model):
     assert mixtures_of(model) and set(calls) == {layer.number for layer in mixtures_of(model)}
     for layer in mixtures_of(model):
         expected = naive_coefficients(model, layer.number, calls)
-        found = recording.coefficients[layer.number].flatten(0, 1)[:, -expected.shape[1] :]
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-        assert (found == 0).any() and (found != 0).any()
+        actual = recording.coefficients[layer.number].flatten(0, 1)[:, -expected.shape[1] :]
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+        assert (actual == 0).any() and (actual != 0).any()
 
 
 def test_blocks_contain_exactly_the_tokens_sent_to_an_expert(model):
     calls, _ = calls_of(model)
-    seen = {}
-    with model.watch(lambda layer, block: seen.setdefault((layer, block.group), block)):
+    blocks = {}
+    with model.watch(lambda layer, block: blocks.setdefault((layer, block.group), block)):
         model.run_body(TOKENS)
-    for (layer, group), block in seen.items():
+    for (layer, group), block in blocks.items():
         if group.kind != "routed":
             assert block.rows is None and len(block.coefficients) == TOKENS.numel()
             continue
@@ -146,11 +146,11 @@ def test_silencing_an_expert_equals_setting_its_values_to_zero(model):
     group = layer.groups[-1]
     name = ExpertId(layer.number, "routed", group.expert)
     compared = memlens.intervene(model, PROMPT, f"{name}=0", token=5)
-    kept = group.values.clone()
+    original = group.values.clone()
     with torch.no_grad():
         group.values.zero_()
         alone = memlens.trace(model, PROMPT, token=5)
-        group.values.copy_(kept)
+        group.values.copy_(original)
     assert compared.after.logit == pytest.approx(alone.logit, abs=1e-4)
     assert memlens.trace(model, PROMPT, token=5).logit == pytest.approx(compared.before.logit, abs=1e-6)
 
@@ -171,12 +171,12 @@ def test_parts_of_a_mixture_sum_to_the_logit(model):
 
 
 def test_a_trace_names_memories_of_experts_and_its_parts_are_exact(model):
-    found = memlens.trace(model, PROMPT, top=200)
+    trace = memlens.trace(model, PROMPT, top=200)
     ids = torch.tensor([model.tokenizer.encode([PROMPT])[0].ids])
-    assert found.logit == pytest.approx(float(model.logits(ids)[0, -1].max()), abs=1e-4)
-    kinds = {one.memory.kind for one in found.memories}
+    assert trace.logit == pytest.approx(float(model.logits(ids)[0, -1].max()), abs=1e-4)
+    kinds = {one.memory.kind for one in trace.memories}
     assert kinds == {group.kind for layer in model.layers for group in layer.groups}
-    for one in found.memories:
+    for one in trace.memories:
         value = model.layers[one.memory.layer].values_of([model.names.number(one.memory)])[0]
         assert one.size == pytest.approx(abs(one.coefficient) * float(value.norm()), rel=1e-4)
 
@@ -184,16 +184,16 @@ def test_a_trace_names_memories_of_experts_and_its_parts_are_exact(model):
 def test_silencing_each_memory_equals_an_intervention_on_it(model):
     layer = mixtures_of(model)[0]
     names = [str(model.names.name(layer.number, number)) for number in (0, layer.memories // 2, layer.memories - 1)]
-    found = memlens.silence_each(model, PROMPT, names, token=5)
+    result = memlens.silence_each(model, PROMPT, names, token=5)
     for name in names:
         effect = memlens.intervene(model, PROMPT, f"{name}=0", token=5)
         moved = effect.before.token.p - effect.after.token.p
-        assert found.effects[memlens.MemoryId.parse(name)] == pytest.approx(moved, abs=1e-6)
+        assert result.effects[memlens.MemoryId.parse(name)] == pytest.approx(moved, abs=1e-6)
 
 
 def test_integrated_effects_of_a_mixture_sum_to_the_effect_of_its_layer(model):
     layer = mixtures_of(model)[-1].number
-    found = memlens.integrate(model, PROMPT, layers=[layer], token=5, steps=40)
+    result = memlens.integrate(model, PROMPT, layers=[layer], token=5, steps=40)
     if model.layers[layer].post_norm is None:
-        assert abs(found.gap) < 1e-4
-    assert len(found.effects) == model.layers[layer].memories
+        assert abs(result.gap) < 1e-4
+    assert len(result.effects) == model.layers[layer].memories

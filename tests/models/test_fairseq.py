@@ -26,7 +26,7 @@ VARIANTS = {
 
 
 def settings(tied_words, tied_projections, **changed):
-    given = {
+    values = {
         **{"arch": "transformer_lm_wiki103", "activation_fn": "relu", "max_target_positions": 16, "lr": [0.1]},
         **{"decoder_layers": LAYERS, "decoder_embed_dim": WIDTH, "decoder_input_dim": WIDTH},
         **{"decoder_output_dim": WIDTH, "decoder_ffn_embed_dim": MEMORIES, "decoder_attention_heads": HEADS},
@@ -34,7 +34,7 @@ def settings(tied_words, tied_projections, **changed):
         **{"adaptive_input_factor": FACTOR, "adaptive_softmax_factor": FACTOR, "no_decoder_final_norm": True},
         **{"tie_adaptive_weights": tied_words, "tie_adaptive_proj": tied_projections},
     }
-    return argparse.Namespace(**(given | changed))
+    return argparse.Namespace(**(values | changed))
 
 
 def make_tensors(tied_words=True, tied_projections=True):
@@ -76,8 +76,8 @@ def write(folder, args, tensors, words=WORDS):
     return folder
 
 
-def refused(folder, said, kind=ModelError, **options):
-    with pytest.raises(kind, match=said) as refusal:
+def refused(folder, words, kind=ModelError, **options):
+    with pytest.raises(kind, match=words) as refusal:
         load(folder, **options)
     assert "\n" not in str(refusal.value)
 
@@ -177,15 +177,15 @@ def test_it_supports_recording_and_editing(model):
     assert (model.family, model.width, model.vocabulary, model.context) == ("fairseq-adaptive", WIDTH, ENDS[-1], 16)
     assert model.proof is not None and model.proof.coefficients < 1e-5
     assert [layer.memories for layer in model.layers] == [MEMORIES] * LAYERS
-    seen = {}
+    coefficients = {}
     with (
-        model.watch(lambda layer, block: seen.__setitem__(layer, block.everywhere().clone())),
+        model.watch(lambda layer, block: coefficients.__setitem__(layer, block.everywhere().clone())),
         model.record() as recording,
     ):
         last = model.run_body(TOKENS)
     for layer, memories in enumerate(model.layers):
         m = recording.coefficients[layer]
-        assert torch.equal(seen[layer], m) and (m >= 0).all() and (m > 0).any()
+        assert torch.equal(coefficients[layer], m) and (m >= 0).all() and (m > 0).any()
         y = m @ memories.values + memories.groups[0].value_bias
         torch.testing.assert_close(recording.y[layer], y, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(recording.o[layer], recording.r[layer] + y, atol=1e-5, rtol=1e-5)
@@ -290,7 +290,7 @@ FC2 = "decoder.layers.1.fc2.weight"
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "words"),
     [
         (lambda t: t.pop("decoder.layers.1.fc1.bias"), r"no weights for blocks\.1\.keys\.bias"),
         (lambda t: t.pop("decoder.layers.1.self_attn.v_proj.bias"), r"self_attn\.q_proj\.bias"),
@@ -311,10 +311,10 @@ FC2 = "decoder.layers.1.fc2.weight"
         (convert(FC2, "meta"), r"fc2\.weight"),
     ],
 )
-def test_mismatched_weights_are_named(tmp_path, change, said):
+def test_mismatched_weights_are_named(tmp_path, change, words):
     tensors = make_tensors()
     change(tensors)
-    refused(write(tmp_path, settings(True, True), tensors), said)
+    refused(write(tmp_path, settings(True, True), tensors), words)
 
 
 class Trap:
@@ -354,13 +354,13 @@ def test_the_fingerprint_depends_on_weights_words_and_settings_only(folder, mode
     assert load(tmp_path / "copy").fingerprint() == model.fingerprint()
     nudged = make_tensors()
     nudged["decoder.layers.2.fc2.bias"].add_(1e-6)
-    others = [
+    variants = [
         load(write(tmp_path / "weights", settings(True, True), nudged)),
         load(write(tmp_path / "words", settings(True, True), make_tensors(), words=["other", *WORDS[1:]])),
         load(write(tmp_path / "scale", settings(True, True, no_scale_embedding=True), make_tensors())),
         load(write(tmp_path / "bos", settings(True, True, add_bos_token=True), make_tensors())),
     ]
-    assert len({model.fingerprint(), *(other.fingerprint() for other in others)}) == 5
+    assert len({model.fingerprint(), *(variant.fingerprint() for variant in variants)}) == 5
 
 
 def test_words_are_split_at_white_space(model):
@@ -387,7 +387,7 @@ def test_the_tokenizer_knows_bos_and_the_text_of_tokens(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "words"),
     [
         (b"", "line 1"),
         (b"word 1\nalone\n", "line 2: expected a word"),
@@ -397,9 +397,9 @@ def test_the_tokenizer_knows_bos_and_the_text_of_tokens(model, tmp_path):
         (b"\xff\xfe 1\n", "UTF-8"),
     ],
 )
-def test_a_damaged_dictionary_is_rejected_with_the_line(tmp_path, content, said):
+def test_a_damaged_dictionary_is_rejected_with_the_line(tmp_path, content, words):
     (tmp_path / "dict.txt").write_bytes(content)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=words):
         read_dictionary(tmp_path / "dict.txt")
 
 

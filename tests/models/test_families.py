@@ -111,12 +111,12 @@ def test_a_recording_matches_a_naive_computation_and_the_hidden_states_of_transf
 
 
 def test_watching_and_recording_agree_and_an_edit_without_change_keeps_every_bit(model):
-    seen, before = [], model.logits(tokens())
-    keep = lambda layer, block: seen.append((layer, block.everywhere().clone()))  # noqa: E731
+    watched, before = [], model.logits(tokens())
+    keep = lambda layer, block: watched.append((layer, block.everywhere().clone()))  # noqa: E731
     with model.record(states=False) as recording, model.watch(keep):
         model.run_body(tokens())
-    assert [layer for layer, _ in seen] == list(range(LAYERS))
-    assert all(torch.equal(m, recording.coefficients[layer]) for layer, m in seen)
+    assert [layer for layer, _ in watched] == list(range(LAYERS))
+    assert all(torch.equal(m, recording.coefficients[layer]) for layer, m in watched)
     with model.edit({layer: lambda m, _: m.clone() for layer in range(LAYERS)}):
         assert torch.equal(model.logits(tokens()), before)
 

@@ -25,8 +25,8 @@ def test_sizes_from_the_configuration_are_those_of_the_loaded_model(tmp_path: Pa
     assert (sizes.width, sizes.gated) == (loaded.width, loaded.layers[0].gated)
     settings = ScanSettings(top=7)
     state = ScanState.start(loaded, range(3), settings)
-    held = sum(a.nbytes for name, a in state.arrays().items() if name[0].isdigit())
-    assert memory_before_loading(sizes, settings, 4)["lists"] == held
+    list_bytes = sum(a.nbytes for name, a in state.arrays().items() if name[0].isdigit())
+    assert memory_before_loading(sizes, settings, 4)["lists"] == list_bytes
 
 
 def test_a_batch_takes_the_memory_of_one_expert_at_a_time(tmp_path: Path) -> None:
@@ -45,8 +45,8 @@ def test_other_files_have_no_sizes(tmp_path: Path) -> None:
 
 
 def test_a_device_map_gives_the_same_model(tiny_llama: Path, tmp_path: Path) -> None:
-    mapped = memlens.load(tiny_llama, device_map={"": "cpu"})
-    assert mapped.fingerprint() == memlens.load(tiny_llama).fingerprint()
+    distributed = memlens.load(tiny_llama, device_map={"": "cpu"})
+    assert distributed.fingerprint() == memlens.load(tiny_llama).fingerprint()
     (tmp_path / "other.gguf").touch()
     for model, given, words in (
         (tiny_llama, "sideways", "--device-map is 'sideways'; choose one of: auto"),

@@ -80,8 +80,8 @@ def test_a_checkpoint_that_changes_while_it_is_read_is_refused(folder, monkeypat
 
 def test_a_relative_name_and_a_path_object_mean_the_same_folder(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
-    for given in ("tiny-gpt2", "./tiny-gpt2", Path("tiny-gpt2")):
-        model = load(given, prove=False)
+    for name in ("tiny-gpt2", "./tiny-gpt2", Path("tiny-gpt2")):
+        model = load(name, prove=False)
         assert (model.name, model.source) == ("tiny-gpt2", str(folder))
 
 
@@ -112,8 +112,8 @@ def test_a_dtype_that_the_device_does_not_support_is_rejected(folder, monkeypatc
 
 def test_another_tokenizer_can_be_given_by_object_or_by_place(folder, tmp_path):
     tiny_tokenizer(adds_bos=True).save_pretrained(tmp_path / "other")
-    for given in (tiny_tokenizer(adds_bos=True), str(tmp_path / "other")):
-        assert load(folder, tokenizer=given, prove=False).tokenizer.adds_bos
+    for replacement in (tiny_tokenizer(adds_bos=True), str(tmp_path / "other")):
+        assert load(folder, tokenizer=replacement, prove=False).tokenizer.adds_bos
     assert not load(folder, prove=False).tokenizer.adds_bos
 
 
@@ -434,12 +434,12 @@ def test_the_fingerprint_depends_on_weights_settings_tokenizer_and_dtype():
     def fingerprint(network, **options):
         return load(network, tokenizer=tiny_tokenizer(**options), prove=False).fingerprint()
 
-    changed = tiny_model("gpt2")
+    network = tiny_model("gpt2")
     with torch.no_grad():
-        changed.transformer.h[2].mlp.c_proj.bias[0] += 1e-6
+        network.transformer.h[2].mlp.c_proj.bias[0] += 1e-6
     prints = [
         fingerprint(tiny_model("gpt2")),
-        fingerprint(changed),
+        fingerprint(network),
         fingerprint(tiny_model("gpt2", activation_function="relu")),
         fingerprint(tiny_model("gpt2"), adds_bos=True),
         fingerprint(tiny_model("gpt2"), style="spaces"),

@@ -22,11 +22,11 @@ def recorded(model, tokens=TOKENS, edits=None, **options):
 
 
 def test_only_selected_layers_are_watched(model):
-    seen = []
-    with model.watch(lambda layer, m: seen.append(layer), layers=[2, 0]):
+    layers = []
+    with model.watch(lambda layer, m: layers.append(layer), layers=[2, 0]):
         model.run_body(TOKENS)
         model.run_body(TOKENS)
-    assert seen == [0, 2, 0, 2]
+    assert layers == [0, 2, 0, 2]
 
 
 def test_only_requested_parts_are_recorded(model):
@@ -106,9 +106,9 @@ def test_recorded_states_are_copies():
     memories = model.layers[0]
     expected = recording.coefficients[0] @ memories.values + memories.groups[0].value_bias
     torch.testing.assert_close(recording.y[0], expected)
-    kept = recording.o[LAYERS - 1].clone()
+    before = recording.o[LAYERS - 1].clone()
     last.zero_()
-    assert torch.equal(recording.o[LAYERS - 1], kept)
+    assert torch.equal(recording.o[LAYERS - 1], before)
 
 
 def test_states_of_a_half_precision_model_are_recorded_in_float32():

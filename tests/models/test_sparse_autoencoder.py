@@ -21,19 +21,19 @@ def loaded(family: str, **settings: Any) -> MemoryModel:
 
 def seen(model: MemoryModel, layer: int, module_in: str, module_out: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return x, the coefficients, the block's output and y of a pass, recorded with torch hooks."""
-    found: dict[str, Tensor] = {}
+    record: dict[str, Tensor] = {}
     first, last = model.network.get_submodule(module_in), model.network.get_submodule(module_out)
     handles = [
-        first.register_forward_pre_hook(lambda _, given: found.update(x=given[0])),
-        last.register_forward_pre_hook(lambda _, given: found.update(m=given[0])),
-        last.register_forward_hook(lambda _, given, output: found.update(output=output)),
+        first.register_forward_pre_hook(lambda _, given: record.update(x=given[0])),
+        last.register_forward_pre_hook(lambda _, given: record.update(m=given[0])),
+        last.register_forward_hook(lambda _, given, output: record.update(output=output)),
     ]
     with model.record([layer], coefficients=False) as recording:
         model.run_body(TOKENS)
     for handle in handles:
         handle.remove()
     added = recording.y[layer]
-    return found["x"], found["m"], found["output"], added.reshape(-1, added.shape[-1])
+    return record["x"], record["m"], record["output"], added.reshape(-1, added.shape[-1])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -87,8 +87,8 @@ def test_half_characters_special_tokens_and_unused_rows_have_a_text():
 
 @pytest.mark.parametrize("tokenizer", [BYTES, SPACES], ids=["bytes", "spaces"])
 def test_no_two_tokens_look_alike(tokenizer):
-    shown = [shown_token(tokenizer.token_text(number)) for number in range(tokenizer.size)]
-    assert len(set(shown)) == len(shown)
+    texts = [shown_token(tokenizer.token_text(number)) for number in range(tokenizer.size)]
+    assert len(set(texts)) == len(texts)
 
 
 def test_incomplete_characters_are_written_as_bytes():

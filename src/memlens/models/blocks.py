@@ -177,34 +177,34 @@ def in_float32(*modules: nn.Module, deep: bool = True) -> Iterator[None]:
         modules: Their parameters and buffers are converted.
         deep: Also convert those of submodules.
     """
-    saved: dict[Tensor, Tensor] = {}
+    originals: dict[Tensor, Tensor] = {}
     for module in modules:
         for tensor in (*module.parameters(deep), *module.buffers(deep)):
             if tensor.is_floating_point() and tensor.dtype.itemsize < 4:
-                saved.setdefault(tensor, tensor.data)
+                originals.setdefault(tensor, tensor.data)
     try:
-        for tensor, data in saved.items():
+        for tensor, data in originals.items():
             tensor.data = data.float()
         yield
     finally:
-        for tensor, data in saved.items():
+        for tensor, data in originals.items():
             tensor.data = data
 
 
 @contextmanager
 def note_runs(network: nn.Module) -> Iterator[set[nn.Module]]:
     """Collect the modules that run inside the context."""
-    ran: set[nn.Module] = set()
+    modules: set[nn.Module] = set()
     with ExitStack() as stack:
         for module in network.modules():
-            stack.callback(module.register_forward_pre_hook(lambda module, _arguments: ran.add(module)).remove)
-        yield ran
+            stack.callback(module.register_forward_pre_hook(lambda module, _arguments: modules.add(module)).remove)
+        yield modules
 
 
-def outside(ran: Iterable[nn.Module], blocks: Iterable[nn.Module]) -> list[nn.Module]:
-    """Return the modules in `ran` that belong to no block."""
+def outside(modules: Iterable[nn.Module], blocks: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return the modules that belong to no block."""
     inside = {module for block in blocks for module in block.modules()}
-    return [module for module in ran if module not in inside]
+    return [module for module in modules if module not in inside]
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,13 +220,13 @@ class Probe:
 @contextmanager
 def replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """Replace the forward functions of modules inside the context."""
-    saved = {module: module.__dict__.get("forward") for module in forwards}
+    originals = {module: module.__dict__.get("forward") for module in forwards}
     try:
         for module, forward in forwards.items():
             module.forward = forward
         yield
     finally:
-        for module, before in saved.items():
+        for module, before in originals.items():
             if before is None:
                 del module.forward
             else:

@@ -192,23 +192,23 @@ class LogitDecomposition:
             constant = constant + bias[tokens] - (bias.mean() if relative else 0)
         return constant
 
-    def memories(self, layer: int, used: LayerUse, direction: Tensor) -> Tensor:
+    def memories(self, layer: int, use: LayerUse, direction: Tensor) -> Tensor:
         """Return what each memory of the layer adds along the direction [n, d]: [n, memories]."""
         block = self._model.layers[layer]
-        inward = self._before_post_norm(block, used, direction)
-        effects = torch.empty_like(used.coefficients)
+        inward = self._before_post_norm(block, use, direction)
+        effects = torch.empty_like(use.coefficients)
         for group in block.groups:
             values = at_least_float32(group.values)
             torch.matmul(scaled(inward, group.scale), values.T, out=effects[:, group.columns])
-        return effects.mul_(used.coefficients)
+        return effects.mul_(use.coefficients)
 
-    def block_bias(self, layer: int, used: LayerUse, direction: Tensor) -> Tensor:
+    def block_bias(self, layer: int, use: LayerUse, direction: Tensor) -> Tensor:
         """Return what the block's biases add along the direction, [n]. Memories and biases sum to the block's part."""
         block = self._model.layers[layer]
         total = direction.new_zeros(len(direction))
-        biases = _biases(block, used.weights)
+        biases = _biases(block, use.weights)
         if biases is not None:
-            inward = self._before_post_norm(block, used, direction)
+            inward = self._before_post_norm(block, use, direction)
             total = total + (inward * biases).sum(-1)
         if block.post_norm is not None and block.post_norm.bias is not None:
             total = total + scaled(direction, block.scale) @ block.post_norm.bias
@@ -230,16 +230,16 @@ class LogitDecomposition:
         )
 
     @staticmethod
-    def _before_post_norm(block: MemoryLayer, used: LayerUse, direction: Tensor) -> Tensor:
+    def _before_post_norm(block: MemoryLayer, use: LayerUse, direction: Tensor) -> Tensor:
         """Return the direction before the block's post-norm and scale, with the norm's scale fixed."""
         direction = scaled(direction, block.scale)
         if block.post_norm is None:
             return direction
         output = torch.zeros_like(direction)
         for group in block.groups:
-            added = used.coefficients[:, group.columns] @ at_least_float32(group.values)
+            added = use.coefficients[:, group.columns] @ at_least_float32(group.values)
             output = output + scaled(added, group.scale)
-        biases = _biases(block, used.weights)
+        biases = _biases(block, use.weights)
         return _backwards(block.post_norm, direction, output if biases is None else output + biases)
 
 

@@ -48,9 +48,11 @@ def read_head(path: Path) -> GgufHead:
     except (OSError, ValueError, struct.error) as error:
         raise ModelError(f"{path} is not a readable .gguf file ({error}); download it again") from error
     counts = [count for name, count in head.settings.items() if name.endswith(_LAYERS)]
-    stored = len({name.split(".")[1] for name in head.tensors if name.startswith("blk.")})
-    if counts and counts[0] != stored:  # transformers would ignore the others, or create lists of any length
-        raise ModelError(f"{path} declares {counts[0]:,} layers but contains weights for {stored:,}; download it again")
+    layers = len({name.split(".")[1] for name in head.tensors if name.startswith("blk.")})
+    if (
+        counts and counts[0] != layers
+    ):  # transformers would ignore further layers, or create lists of the declared length
+        raise ModelError(f"{path} declares {counts[0]:,} layers but contains weights for {layers:,}; download it again")
     return head
 
 
@@ -122,16 +124,17 @@ class _HeadReader:
             for _ in range(count):
                 self._text()
         else:
-            self._skip(count * width)
+            self.remaining -= count * width  # `_count` has checked that so much remains
+            self.file.seek(count * width, 1)
 
     def _text(self) -> str:
         return self._bytes(self._count(1, "bytes of a text")).decode("utf-8", "replace")
 
-    def _count(self, width: int, what: str) -> int:
+    def _count(self, width: int, items: str) -> int:
         """Read a count of items that take at least `width` bytes each."""
         count = int(self._number("Q"))
         if count * width > self.remaining:
-            raise ValueError(f"it declares {count:,} {what}, more than the file can hold")
+            raise ValueError(f"it declares {count:,} {items}, more than the file can hold")
         return count
 
     def _number(self, form: str) -> int | float:
@@ -143,7 +146,3 @@ class _HeadReader:
         if self.remaining < 0:
             raise ValueError("it ends too early")
         return self.file.read(count)
-
-    def _skip(self, count: int) -> None:
-        self.remaining -= count
-        self.file.seek(count, 1)

@@ -203,7 +203,7 @@ class HuggingFaceModel(MemoryModel):
                 context = context_of(self.config)
                 layers, lens = self._discover(context)
         except UnsupportedModel as error:
-            check_finite_weights(network, name)  # NaNs can cause any failure, so report them first
+            check_finite_weights(network, name)  # report NaNs first, because they can cause any failure
             raise UnsupportedModel(
                 f"{name} ({self.config.model_type}) cannot be read as memories: {error}; see docs/your-model.md"
             ) from error
@@ -225,12 +225,12 @@ class HuggingFaceModel(MemoryModel):
             embedding = network.get_input_embeddings()
             tokens = probe_tokens(embedding.weight.shape[0], context).to(embedding.weight.device)
         with torch.no_grad(), self.running():
-            with note_runs(network) as ran:
+            with note_runs(network) as modules:
                 calls = find_blocks(network, tokens, lambda: self._body(tokens))
             body = set(network.base_model.modules())
-            ran |= {module for module in network.modules() if module not in body}  # the head, which has not run yet
+            modules |= {module for module in network.modules() if module not in body}  # the head, which has not run yet
             layers = discover_layers(calls, activations_of(self.config))
-            probe = Probe(tokens, calls, outside(ran, [call.block for call in calls]))
+            probe = Probe(tokens, calls, outside(modules, [call.block for call in calls]))
             with reject_on_error("its lens cannot be found"):
                 head = find_lens(network, probe, lambda: self._logits(tokens), _soft_caps(self.config))
         self._latest_probe = replace(probe, logits=head.logits)

@@ -47,7 +47,7 @@ DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential", "cpu")
 _BUNDLED = Path(__file__).parent.parent / "bundled" / "model"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "spiece.model", "vocab.txt")
 _READ = {".safetensors", ".bin", ".pt", ".gguf", ".json", ".txt", ".model"}
-# masks and frequencies that older versions of transformers saved
+# tables of masks and frequencies that older versions of transformers stored
 _OLD_TABLES = re.compile(r"(attn|attention)\.(masked_)?bias$|\.(rotary_emb|maybe_rotary)\.inv_freq$")
 
 
@@ -300,10 +300,10 @@ def _read_network(place: str, name: str, config: Config, dtype: torch.dtype, **o
     except MemlensError:
         raise
     except Exception as error:  # the readers of damaged files raise almost anything
-        # raised for tensors that the network does not have
+        # transformers raises this for tensors that the network does not have
         if isinstance(error, NotImplementedError) and "gguf_file" in options:
             raise _unsupported_gguf(name, one_line(error)) from error
-        if "ignore_mismatched_sizes" in str(error):  # the details are in a report that is not part of the error
+        if "ignore_mismatched_sizes" in str(error):  # transformers logs the details instead of adding them to the error
             mismatch = None if "gguf_file" in options else _shape_mismatch(stored_tensors(place, name)[0], config, name)
             raise mismatch or ModelError(
                 f"the weights of {name} do not match its config.json: the shapes of some tensors differ; "

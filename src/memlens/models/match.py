@@ -19,7 +19,7 @@ from memlens.models.blocks import ModuleCall
 from memlens.models.groups import input_rows
 from memlens.models.lens import Norm, NormKind, to_float64
 
-NEAR = 2e-2  # deviation up to which a proposal goes to the proof, which then reports the exact deviation
+NEAR = 2e-2  # largest deviation of a proposal; the proof is much stricter and reports the exact deviation
 _EXACT = 1e-5
 _COLUMNS = 64  # units compared first
 _COMMON = ("silu", "gelu", "gelu_pytorch_tanh", "relu")  # preferred names among equal functions
@@ -151,7 +151,9 @@ class _ClampedProduct:
 
 def _clamped(candidates: Sequence[_KeyCandidate], m: Tensor, constants: Sequence[float]) -> Keys | None:
     """Return keys whose gate and up form a clamped product with two of the constants, or None."""
-    limits = sorted(constants, reverse=True)  # if nothing was clamped, every large enough limit fits
+    limits = sorted(
+        constants, reverse=True
+    )  # largest first: if nothing was clamped, any limit above the largest number fits
     for candidate in candidates:
         for combine in (_ClampedProduct(slope, limit) for limit in limits for slope in constants):
             if candidate.up is not None and deviation(combine(candidate.gate, candidate.up), m) < _EXACT:

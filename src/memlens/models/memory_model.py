@@ -166,9 +166,9 @@ class MemoryModel(ABC):
         tokens = probe_tokens(highest, self.context)
         calls: list[ModuleCall] = []
         blocks = [layer.block for layer in self.layers]
-        with record_calls(blocks, calls.append), note_runs(self.network) as ran:
+        with record_calls(blocks, calls.append), note_runs(self.network) as modules:
             self.logits(tokens)
-        return Probe(tokens, [BlockCall(call) for call in calls], outside(ran, blocks))
+        return Probe(tokens, [BlockCall(call) for call in calls], outside(modules, blocks))
 
     def forget_probe(self) -> None:
         """Free the probe of discovery when no proof follows."""
