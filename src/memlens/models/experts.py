@@ -187,16 +187,16 @@ def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_
     output = torch.zeros_like(hidden_states)
     with torch.no_grad():
         selected = nn.functional.one_hot(top_k_index, num_classes=experts.num_experts + 1).permute(2, 1, 0)
-        hit = torch.greater(selected.sum(dim=(-1, -2)), 0).nonzero()[:, 0].tolist()
-    edited = () if taps is None or not taps.edits else range(experts.num_experts)
+        routed_experts = torch.greater(selected.sum(dim=(-1, -2)), 0).nonzero()[:, 0].tolist()
+    edited_experts = () if taps is None or not taps.edits else range(experts.num_experts)
     inward = "gate_up_proj" if experts.has_gate else "up_proj"
-    for expert in sorted({*hit, *edited} - {experts.num_experts}):
+    for expert in sorted({*routed_experts, *edited_experts} - {experts.num_experts}):
         place, rows = torch.where(selected[expert])
         # products with the keys, or with gate and up: [n, size or 2 * size]
         inner = _affine(experts, inward, expert, hidden_states[rows])
         m = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
         weights = top_k_weights[rows, place]
-        change = None if not edited or taps is None else _edited(taps, expert, rows, m, weights)
+        change = None if not edited_experts or taps is None else _apply_edits(taps, expert, rows, m, weights)
         if change is None:
             added = _affine(experts, "down_proj", expert, m)
             added = added * weights[:, None]
@@ -224,7 +224,7 @@ def _bias_of(experts: Any, name: str, expert: int) -> Tensor | None:
     return getattr(experts, f"{name}_bias")[expert] if experts.has_bias else None
 
 
-def _edited(
+def _apply_edits(
     taps: _Taps, expert: int, rows: Tensor, m: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """Apply the edits at every token. Return (rows, coefficients, weights, output), or None if nothing changed."""
@@ -237,10 +237,10 @@ def _edited(
         coefficients = change(coefficients, group)
     if coefficients is before:
         return None
-    used = coefficients.reshape(tokens, -1).to(m.dtype)
+    flat = coefficients.reshape(tokens, -1).to(m.dtype)
     everywhere = torch.zeros(tokens, dtype=weights.dtype, device=weights.device).index_copy(0, rows, weights)
-    added = used @ group.values.to(used.dtype)
+    added = flat @ group.values.to(flat.dtype)
     bias = _bias_of(group.experts, "down_proj", expert)
     if bias is not None:
         added = added + everywhere[:, None] * bias
-    return torch.arange(tokens, device=rows.device), used, everywhere, added
+    return torch.arange(tokens, device=rows.device), flat, everywhere, added
