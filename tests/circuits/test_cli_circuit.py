@@ -75,8 +75,13 @@ def test_the_circuit_of_a_task_is_printed_and_saved(
 
 
 def test_the_circuit_of_a_task_as_json(run: Run, tiny_gpt2: Path, rows: Any, write_pairs: Any) -> None:
-    _, out, _ = run("circuit", tiny_gpt2, "--pairs", write_pairs(rows), "--method", "relevance", "--json")
+    _, out, _ = run("circuit", tiny_gpt2, "--pairs", write_pairs(rows), "--method", "relevance", "--refine", "--json")
     assert json.loads(out)["method"] == "relevance"
+
+
+def test_held_out_pairs_are_read_from_a_file(run: Run, tiny_gpt2: Path, rows: Any, write_pairs: Any) -> None:
+    command = ["circuit", tiny_gpt2, "--pairs", write_pairs(rows), "--held-out", write_pairs(rows), "--steps", 1]
+    assert json.loads(run(*command, "--json")[1])["held_out"] == 8
 
 
 @pytest.mark.parametrize(
@@ -91,6 +96,11 @@ def test_the_circuit_of_a_task_as_json(run: Run, tiny_gpt2: Path, rows: Any, wri
         (["The river", "--force"], "--force has no effect without --save or --svg"),
         (["--pairs", "missing.jsonl"], "missing.jsonl"),
         (["--pairs", "missing.jsonl", "--token", "b"], "--token has no effect with --pairs"),
+        (["The river", "--refine"], "--refine has no effect with a prompt"),
+        (
+            ["--pairs", "missing.jsonl", "--method", "x"],
+            "--method is 'x'; it must be integrated, relevance or patching",
+        ),
         (["--pairs", "missing.jsonl", "--heads"], "--heads has no effect with --pairs"),
         (["The river", "--against", "river boat"], "'river boat' is not one token of this model"),
     ],

@@ -115,6 +115,42 @@ def test_patching_scores_are_gradients_at_the_clean_prompt(model: MemoryModel, p
     assert result.scores[best] == pytest.approx(float(scores[best.memory]) / len(pairs), abs=1e-9)
 
 
+def test_the_gradient_of_the_mask_is_that_of_finite_differences(model: MemoryModel, pairs: list[Pair]) -> None:
+    batches = task._batches(model, [task._encode(model, pair, "pair") for pair in pairs])
+    means = task._mean_coefficients(model, batches)
+    targets = [batch.metric(task._last_logits(model, batch.clean)) for batch in batches]
+    candidates = torch.tensor([3, 50, 81, 119])
+
+    def objective(mask: torch.Tensor) -> tuple[float, torch.Tensor]:
+        return task._mask_objective(model, batches, targets, candidates, mask, means)
+
+    mask = torch.tensor([0.2, 0.9, 0.5, 0.7], dtype=torch.float64)
+    for number in range(4):
+        step = torch.zeros(4, dtype=torch.float64)
+        step[number] = 1e-5
+        slope = (objective(mask + step)[0] - objective(mask - step)[0]) / 2e-5
+        assert float(objective(mask)[1][number]) == pytest.approx(slope, abs=1e-6)
+
+
+def test_a_learned_mask_keeps_the_metric_with_fewer_memories(model: MemoryModel, pairs: list[Pair]) -> None:
+    batches = task._batches(model, [task._encode(model, pair, "pair") for pair in pairs])
+    means = task._mean_coefficients(model, batches)
+    targets = [batch.metric(task._last_logits(model, batch.clean)) for batch in batches]
+    candidates = torch.arange(120)
+    mask = task._learn_mask(model, batches, candidates, means, lambda *_: None)
+    start = torch.sigmoid(torch.full((120,), 2.0, dtype=torch.float64))
+    values = [task._mask_objective(model, batches, targets, candidates, one, means)[0] for one in (mask, start)]
+    assert values[0] < values[1] and mask.min() < 0.2 and mask.max() > 0.8
+
+
+def test_refining_changes_only_the_order_of_the_first_memories(model: MemoryModel, pairs: list[Pair]) -> None:
+    plain, refined = (
+        task_circuit(model, pairs, held_out=pairs, steps=2, random_sets=1, refine=refine) for refine in (False, True)
+    )
+    assert set(list(plain.scores)[:50]) == set(list(refined.scores)[:50]) and list(plain.scores) != list(refined.scores)
+    assert list(plain.scores)[50:] == list(refined.scores)[50:]
+
+
 def test_held_out_pairs_can_be_given(model: MemoryModel, pairs: list[Pair]) -> None:
     result = task_circuit(model, pairs[:8], held_out=pairs[1:9], steps=1, random_sets=1)
     expected = sum(naive_metric(model, pair, {}) for pair in pairs[1:9]) / 8

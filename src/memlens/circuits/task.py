@@ -8,9 +8,12 @@ of each. The metric is logit(clean answer) - logit(patch answer) at the last pos
    of the patch prompt to that of the clean prompt. A memory's score is the mean gradient of the metric times the change
    of its coefficient, summed over positions. `patching` (attribution patching): the gradient at the clean prompt only.
    `relevance`: the memory's relevance in the frozen network of the clean prompt.
-3. Rank memories by the absolute score. For each size k, keep the first k memories and set every other one to its mean
+3. With `refine`, learn a mask over the 2% of memories with the largest absolute scores. A coefficient m becomes
+   mean + mask (m - mean), and all other memories have their means. Gradient descent minimizes the squared error of the
+   metric, relative to its size, plus the mean of the mask. These memories are then ranked by their mask.
+4. Rank memories by the absolute score. For each size k, keep the first k memories and set every other one to its mean
    over the patch prompts of the training pairs, position by position if all prompts have the same length.
-4. Faithfulness on held-out pairs: F = (m(C) - m(none)) / (m(all) - m(none)), where m is the mean metric. Complement:
+5. Faithfulness on held-out pairs: F = (m(C) - m(none)) / (m(all) - m(none)), where m is the mean metric. Complement:
    the same with the circuit ablated and everything else kept. Random sets have as many memories of each layer.
 
 References: Marks et al. 2024, "Sparse feature circuits"; Hanna et al. 2024, EAP-IG; MIB, where the area under the curve
@@ -51,6 +54,8 @@ _LEAST_PAIRS = 8
 _LEAST_ACCURACY = 0.6  # below this share of pairs the model does not do the task
 _RESAMPLES = 1000
 _BATCH_TOKENS = 1024
+_CANDIDATES, _LEAST_CANDIDATES = 0.02, 50  # memories that a mask is learned for: a share, and at least this many
+_MASK_STEPS = 60
 FAITHFUL = (0.9, 1.1)
 SHARES = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
@@ -176,6 +181,7 @@ def task_circuit(
     held_out: Sequence[Pair] | str | Path | None = None,
     method: Method = "integrated",
     steps: int = 10,
+    refine: bool = False,
     test: float = 0.4,
     random_sets: int = 5,
     seed: int = 0,
@@ -192,6 +198,7 @@ def task_circuit(
         method: How memories are scored: `integrated` gradients over inputs, `patching` (gradients at the clean prompt),
             or `relevance` in the frozen network.
         steps: Points on the line between the two inputs; fewer than 10 change the first memories.
+        refine: Learn a mask over the memories with the largest scores, and rank them by it.
         test: Share of the pairs that is held out if `held_out` is not given.
         random_sets: Random sets per size, with as many memories of each layer.
         seed: Seed of the division and of random sets.
@@ -224,8 +231,16 @@ def task_circuit(
         "relevance": _relevance_scores,
     }
     scores = _mean_scores(loaded, train, scorers[method], progress)
+    flat = torch.cat([amount.cpu() for amount in scores.values()])
+    ranking = torch.argsort(flat.abs(), descending=True, stable=True)
+    if refine:
+        count = max(min(_LEAST_CANDIDATES, len(flat)), round(_CANDIDATES * len(flat)))
+        mask = _learn_mask(loaded, train, ranking[:count], means, progress)
+        ranking[:count] = ranking[:count][torch.argsort(mask, descending=True, stable=True)]
     pair_count = len(training) + len(measured)
-    return _measure(loaded, test_batches, scores, means, method, accuracy, pair_count, random_sets, seed, progress)
+    return _measure(
+        loaded, test_batches, scores, ranking, means, method, accuracy, pair_count, random_sets, seed, progress
+    )
 
 
 def _check_settings(rows: Sequence[Pair], steps: int, test: float, random_sets: int) -> None:
@@ -395,10 +410,61 @@ def _difference(logits: Tensor, answer: int, other: int) -> Tensor:
     return logits[answer] - logits[other]
 
 
+def _learn_mask(
+    model: MemoryModel, batches: Sequence[_Batch], candidates: Tensor, means: dict[int, Tensor], progress: Progress
+) -> Tensor:
+    """Return the mask of the candidates (flat numbers), from 0 to 1, that keeps the metric with few memories."""
+    logits = torch.full((len(candidates),), 2.0, dtype=model.dtype, requires_grad=True)
+    optimizer = torch.optim.Adam([logits], lr=0.2)
+    targets = [batch.metric(_last_logits(model, batch.clean)).detach() for batch in batches]
+    for step in range(_MASK_STEPS):
+        progress("mask", step, _MASK_STEPS)
+        mask = torch.sigmoid(logits)
+        _, gradient = _mask_objective(model, batches, targets, candidates, mask.detach(), means)
+        optimizer.zero_grad()
+        mask.backward(gradient)  # type: ignore[no-untyped-call]
+        optimizer.step()
+    progress("mask", _MASK_STEPS, _MASK_STEPS)
+    return torch.sigmoid(logits).detach()
+
+
+def _mask_objective(
+    model: MemoryModel,
+    batches: Sequence[_Batch],
+    targets: Sequence[Tensor],
+    candidates: Tensor,
+    mask: Tensor,
+    means: dict[int, Tensor],
+) -> tuple[float, Tensor]:
+    """Return the squared relative error of the metric plus the mean of the mask, and its gradient."""
+    count = sum(len(target) for target in targets)
+    scale = torch.cat(list(targets)).square().mean()
+    value, gradient = float(mask.mean()), torch.full_like(mask, 1 / len(mask))
+    sizes = [one.shape[1] for one in means.values()]
+    for batch, target in zip(batches, targets, strict=True):
+        whole = torch.zeros(sum(sizes), dtype=model.dtype).index_put((candidates,), mask)
+        leaf = whole.to(model.device).requires_grad_()
+        parts = dict(zip(means, torch.split(leaf, sizes), strict=True))
+        edits = {layer: partial(_interpolate, mask=part, means=means[layer]) for layer, part in parts.items()}
+        with model.edit(edits):
+            metric = batch.metric(_last_logits(model, batch.clean, gradients=True))
+        error = (metric - target).square().sum() / scale / count
+        value += float(error.detach())
+        gradient += torch.autograd.grad(error, leaf)[0].cpu()[candidates]
+    return value, gradient
+
+
+def _interpolate(m: Tensor, group: MemoryGroup, *, mask: Tensor, means: Tensor) -> Tensor:
+    """Return the coefficients [n, pos, size] between their means (mask 0) and their values (mask 1)."""
+    mean = means[:, group.columns].to(m.dtype)
+    return mean + mask[group.columns] * (m - mean)
+
+
 def _measure(
     model: MemoryModel,
     held_out: Sequence[_Batch],
     scores: dict[int, Tensor],
+    ranking: Tensor,
     means: dict[int, Tensor],
     method: Method,
     accuracy: float,
@@ -409,7 +475,6 @@ def _measure(
 ) -> TaskCircuit:
     layers = list(scores)
     flat = torch.cat([scores[layer].cpu() for layer in layers])
-    ranking = torch.argsort(flat.abs(), descending=True, stable=True)
     starts = np.cumsum([0, *(len(scores[layer]) for layer in layers)])
 
     def run(kept: Tensor | None) -> Tensor:

@@ -97,6 +97,10 @@ def circuit(
         int | None,
         typer.Option(metavar="N", help="Steps of integrated gradients. Default: 10.", rich_help_panel=_TASK),
     ] = None,
+    refine: Annotated[
+        bool | None,
+        typer.Option("--refine", help="Learn a mask over the first memories and rank by it.", rich_help_panel=_TASK),
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -125,6 +129,7 @@ def circuit(
         "--heads": heads,
     }
     of_task = {"--held-out": held_out, "--method": method, "--steps": steps, "--seed": seed}
+    of_task["--refine"] = refine
     if (prompt is None) == (pairs is None):
         raise SettingError("give either a PROMPT or --pairs FILE")
     refuse_others("a prompt", of_task, []) if pairs is None else refuse_others("--pairs", of_prompt, [])
@@ -139,7 +144,7 @@ def circuit(
     check_outputs({"--save": (save, is_ours), "--svg": (svg, is_svg)}, force=force)
     place: dict[str, Any] = {"where": where, "device": device, "dtype": dtype}
     if pairs is not None:
-        given = {"held_out": held_out, "method": method, "steps": steps, "seed": seed}
+        given = {"held_out": held_out, "method": method, "steps": steps, "refine": refine, "seed": seed}
         _show_task(screen, model, pairs, save, force, {k: v for k, v in given.items() if v is not None}, place)
         return
     from memlens.circuits.graph import circuit as find_circuit
