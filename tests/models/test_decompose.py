@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from family_list import sweep_others
 
 import memlens
+from family_list import sweep_others
 from memlens.models.decompose import LogitDecomposition, PositionStates, record_positions
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import FAMILIES, tiny_model, tiny_tokenizer

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from family_list import PLACES, VARIANTS, sweep_others
 from torch.nn.functional import gelu, relu, silu
 from transformers import MusicgenForCausalLM
 from transformers.models.musicgen.configuration_musicgen import MusicgenDecoderConfig
 
+from family_list import PLACES, VARIANTS, sweep_others
 from memlens.errors import UnsupportedModel
 from memlens.models.groups import LinearGroup
 from memlens.models.load import load

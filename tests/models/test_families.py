@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from family_list import sweep_others
 
+from family_list import sweep_others
 from memlens.models.load import load
 from memlens.testing import CONTEXT, FAMILIES, LAYERS, MEMORIES, VOCABULARY, WIDTH, tiny_model
 
