@@ -427,7 +427,9 @@ def repair(
     index = open_index(folder)
     manifest = index.manifest
     if {VALUES, KEYS, ROUTERS, TOKENS} & {*wrong}:
-        settings = {name: getattr(manifest.values, name) for name in ("top", "reading", "vocabulary", "threads")}
+        settings = {
+            name: getattr(manifest.values, name) for name in ("top", "reading", "vocabulary", "untrained", "threads")
+        }
         api.values(index, model=model, progress=progress, **settings)
     if {PATTERNS, NAMES} & {*wrong} and manifest.patterns is not None:
         api.patterns(index, progress=progress, **manifest.patterns.settings)

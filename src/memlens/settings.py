@@ -195,6 +195,7 @@ class ValueSettings(Settings):
     vocabulary: str = option(
         "all", "Read values over all tokens, or leave out undertrained ones.", choices=("all", "trained")
     )
+    untrained: bool = option(False, "List undertrained tokens.")
 
 
 @dataclass(frozen=True)

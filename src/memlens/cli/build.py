@@ -266,7 +266,8 @@ def values(screen: Screen, index: IndexFolder, model: ModelNow = None, **options
     facts = {
         "model": summary["model"],
         "values": f"{summary['memories']:,}, read {summary['reading']}, {summary['top']} tokens at each end{over}",
-        "max p": f"median {number(summary['median_max_p'])}",
+        "max p": f"median {number(summary['median_max_p'])} ({summary['max_p_times_uniform']:.2f} x uniform)",
+        "clear lists": _clear_lists(summary["clear"]),
         "agreement": f"{agree:,} of {compared:,} ({percent(agree / compared if compared else None)}): "
         "the top token follows the top trigger",
     }
@@ -282,6 +283,13 @@ def values(screen: Screen, index: IndexFolder, model: ModelNow = None, **options
     ]
     screen.table(["memory", "token", "p", "agrees"], rows)
     screen.note(f"next: {command_line('experiment', summary['index'], 'all')}")
+
+
+def _clear_lists(layers: list[dict[str, int]]) -> str:
+    """Return the share of lists that are clearer than a random direction, in all layers and in the extreme ones."""
+    shares = [row["clear"] / row["memories"] for row in layers]
+    total = sum(row["clear"] for row in layers) / sum(row["memories"] for row in layers)
+    return f"{percent(total)}, by layer {percent(min(shares))} to {percent(max(shares))} (random directions: 1%)"
 
 
 def _yes_or_no(agrees: bool | None) -> Text | None:

@@ -241,9 +241,12 @@ def _print_value(screen: Screen, index: memlens.Index, value: MemoryValue, count
     screen.result()
     over = "" if value.vocabulary == "all" else f", over {value.vocabulary} tokens"
     pieces = [Text.assemble("value", (f" ({value.reading}{over})", "dim"))]
-    for name, fact in (("max p", value.max_p), ("entropy", value.entropy), ("norm", value.norm)):
+    pieces.append(Text.assemble(("max p ", "dim"), number(value.max_p), f" ({value.times_uniform:.2f} x uniform)"))
+    for name, fact in (("entropy", value.entropy), ("norm", value.norm)):
         pieces.append(Text.assemble((f"{name} ", "dim"), number(fact)))
     print_flowing(screen, pieces)
+    share = f"its top tokens are more similar than those of {percent(value.coherence)} of random directions"
+    screen.result(Text(share if value.is_clear else f"no clearer than a random direction: {share}", "dim"))
     screen.result(_agreement(value))
     low, high = value.demotes[0].score, value.promotes[0].score
     if value.histogram and low is not None and high is not None:
@@ -256,7 +259,7 @@ def _print_value(screen: Screen, index: memlens.Index, value: MemoryValue, count
     ends = list(zip(value.promotes[:count], value.demotes[:count], strict=True))
     screen.table(["promotes", "p", "demotes", "p"], [cells(up, "green") + cells(down, "red") for up, down in ends])
     if any(not token.trained for pair in ends for token in pair):
-        command = command_line("values", index.folder, "--vocabulary", "trained")
+        command = command_line("values", index.folder)
         screen.paragraph(Text(f"{_UNDERTRAINED.strip()} undertrained token; to leave them out: {command}", "dim"))
     if value.key:
         head = "its key matches  "
@@ -605,9 +608,20 @@ def _print_match_table(screen: Screen, query: SearchQuery, hits: Any) -> None:
         ]
         screen.table(["memory", "kind", "prefixes", "confidence", "pattern"], rows, wrap=True)
     else:
+        from memlens.index.memory import CLEAR
+
         style = "red" if query.bottom else "green"
-        rows = [[str(hit.name), number(hit.p), hit.rank + 1, Text(_join_tokens(hit.tokens), style)] for hit in hits]
-        screen.table(["memory", "p", "rank", "demotes" if query.bottom else "promotes"], rows)
+        rows = [
+            [
+                str(hit.name),
+                number(hit.p),
+                hit.rank + 1,
+                "yes" if hit.coherence >= CLEAR else "no",
+                Text(_join_tokens(hit.tokens), style),
+            ]
+            for hit in hits
+        ]
+        screen.table(["memory", "p", "rank", "clear", "demotes" if query.bottom else "promotes"], rows)
 
 
 def _join_tokens(tokens: Any) -> str:

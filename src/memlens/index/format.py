@@ -169,7 +169,7 @@ SCHEMAS = {
 _NULLABLE = {"next_token", "weight", "quadrants"}  # columns of the scan's tables that may have nulls
 _PATTERN_COLUMNS = "layer memory pattern kind description prefixes confidence share q"
 DERIVED_COLUMNS = {  # columns that readers require
-    VALUES: "layer memory max_p entropy norm argmax target target_rank tokens p bottom_tokens bottom_p",
+    VALUES: "layer memory max_p entropy norm argmax target target_rank tokens p bottom_tokens bottom_p coherence",
     KEYS: "layer memory tokens scores",
     ROUTERS: "layer expert tokens scores",
     TOKENS: "token trained",
@@ -284,6 +284,8 @@ class ValuesNote(msgspec.Struct, frozen=True):
     reading: str = ""
     vocabulary: str = "all"  # "all" or "trained"
     tokens: Count = 0  # number of tokens in the vocabulary unless it is "all"
+    untrained: bool = False  # whether lists may contain undertrained tokens
+    listed: Count = 0  # number of tokens that lists may contain; 0 for all
     threads: Count = 0
     made_from: Checksums = msgspec.field(default_factory=dict, name="from")
 

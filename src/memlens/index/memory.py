@@ -46,6 +46,9 @@ class TokenNumber:
     trained: bool = True  # False if the token is undertrained by tokens.parquet
 
 
+CLEAR = 0.99  # a list of promoted tokens is clear if at least this share of random directions is less coherent
+
+
 @dataclass(frozen=True)
 class MemoryValue:
     """The tokens that a value promotes and demotes, and the tokens whose embeddings match the key."""
@@ -63,6 +66,13 @@ class MemoryValue:
     demotes: tuple[TokenNumber, ...]  # by probability, lowest first
     histogram: tuple[int, ...] | None  # tokens by score, in equal bins; None if not stored
     key: tuple[TokenNumber, ...]  # best match first; empty without a keys table
+    coherence: float  # share of random directions whose top tokens are less similar
+    times_uniform: float  # max p as a multiple of the probability of a token by chance
+
+    @property
+    def is_clear(self) -> bool:
+        """True if the list of promoted tokens is clearer than that of a random direction."""
+        return self.coherence >= CLEAR
 
 
 @dataclass(frozen=True)
@@ -221,7 +231,7 @@ def read_value(index: Index, memory: str | MemoryId) -> MemoryValue | None:
         row["max_p"],
         row["entropy"],
         row["norm"],
-        None if target is None else row["tokens"][0] == target,
+        None if target is None else row["argmax"] == target,
         target,
         None if target is None else index.vocabulary[target],
         row["target_rank"],
@@ -229,6 +239,8 @@ def read_value(index: Index, memory: str | MemoryId) -> MemoryValue | None:
         _scored_tokens(index, row["bottom_tokens"], row["bottom_p"], rare),
         tuple(row["histogram"]) if row.get("histogram") else None,  # absent if scores were not stored
         () if key is None else _tokens(index, key["tokens"], key["scores"], rare),
+        row["coherence"],
+        row["max_p"] * index.manifest.value_tokens,
     )
 
 
@@ -328,6 +340,10 @@ def summarize_values(index: Index, count: int = 10) -> dict[str, Any]:
         """SELECT count(*) AS memories, count(target) AS with_target, count(*) FILTER (argmax = target) AS agree,
                   median(max_p) AS median_max_p FROM {values}"""
     )[0]
+    clear = index.sql(
+        f"""SELECT layer, count(*) AS memories, count(*) FILTER (coherence >= {CLEAR}) AS clear FROM {{values}}
+           GROUP BY layer ORDER BY layer"""
+    )
     best = index.sql(
         """SELECT layer, memory, argmax, max_p, argmax = target AS agrees FROM {values}
            ORDER BY max_p DESC, layer, memory LIMIT $1""",
@@ -342,6 +358,8 @@ def summarize_values(index: Index, count: int = 10) -> dict[str, Any]:
         "vocabulary": noted.vocabulary,
         "top": noted.top,
         **whole,
+        "max_p_times_uniform": whole["median_max_p"] * index.manifest.value_tokens,
+        "clear": clear,
         "undertrained_on_top": _undertrained_on_top(index),
         "most_confident": [
             {

@@ -120,6 +120,7 @@ class ValueHit(MemoryHit):
     p: float  # total probability of the matching tokens
     rank: int  # best position of a matching token, from 0
     tokens: tuple[ListedToken, ...]  # by rank
+    coherence: float  # share of random directions whose top tokens are less similar
 
 
 @dataclass(frozen=True)
@@ -247,10 +248,11 @@ def _search_patterns(index: Index, query: SearchQuery) -> SearchResult:
 _VALUES = """
 WITH wanted AS (SELECT unnest($1::INTEGER[]) AS token, unnest($2::INTEGER[]) AS query),
 places AS (
-    SELECT layer, memory, unnest({tokens}) AS token, unnest({p}) AS p, unnest(range(len({tokens}))) AS rank
+    SELECT layer, memory, coherence, unnest({tokens}) AS token, unnest({p}) AS p, unnest(range(len({tokens}))) AS rank
     FROM {{values}} v WHERE {condition}
 ), own AS (
-    SELECT layer, memory, count(DISTINCT query) AS queries, sum(p::DOUBLE) AS sum_p, min(rank) AS best,
+    SELECT layer, memory, any_value(coherence) AS coherence, count(DISTINCT query) AS queries,
+           sum(p::DOUBLE) AS sum_p, min(rank) AS best,
            list(struct_pack(token := token, rank := rank, p := p) ORDER BY rank) AS found
     FROM places JOIN wanted USING (token) GROUP BY layer, memory
 )
@@ -286,7 +288,7 @@ def search_values(index: Index, query: SearchQuery, mode: str = "token") -> Sear
 
     def hit(row: dict[str, Any], name: MemoryId, summary: str | None) -> ValueHit:
         listed = tuple(ListedToken(text=index.vocabulary[token["token"]], **token) for token in row["found"])
-        return ValueHit(name, summary, row["sum_p"], row["best"], listed)
+        return ValueHit(name, summary, row["sum_p"], row["best"], listed, row["coherence"])
 
     return _result(index, query, rows, hit, note)
 

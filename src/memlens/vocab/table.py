@@ -1,6 +1,8 @@
 """values.parquet and keys.parquet: the tokens that each value promotes and that each key matches.
 
-1. p(v) is the softmax of the lens scores of a value (see models/lens.py).
+1. p(v) is the softmax of the lens scores of a value (see models/lens.py). Undertrained tokens (see tokens.py) are not
+   listed by default, but they count in p, entropy, argmax and ranks. Coherence says whether a list is clearer than that
+   of a random direction (see coherence.py).
 2. The score of token e with key k is e . centered(gain * k) for a LayerNorm before the block, e . (gain * k) for an
    RMSNorm, and e . k without a norm: the response of the key to the token's embedding alone, without bias, position and
    attention. In a gated block, k is the key of the gate.
@@ -26,6 +28,7 @@ from memlens.models.lens import at_least_float32
 from memlens.models.memory_model import MemoryModel
 from memlens.pool import Pool, SerialPool
 from memlens.progress import Progress, no_progress
+from memlens.vocab.coherence import coherence, list_similarities, random_similarities
 from memlens.vocab.kernels import count_above, count_scores, find_ends, read_softmax, score_blocks, thread_pool
 from memlens.vocab.tokens import TOKENS_SCHEMA, token_tables, trained_tokens
 
@@ -94,6 +97,7 @@ VALUES_SCHEMA = pa.schema(
         ("bottom_p", _NUMBERS),
         ("trigger_p", _NUMBERS),  # of the next token of each top trigger, by rank; null if it has none
         ("histogram", _INTEGERS),  # tokens by score, in bins of equal width from the lowest to the highest
+        ("coherence", pa.float32()),  # share of random directions whose top tokens are less similar
     ]
 )
 KEYS_SCHEMA = pa.schema([("layer", pa.int32()), ("memory", pa.int32()), ("tokens", _INTEGERS), ("scores", _NUMBERS)])
@@ -107,6 +111,7 @@ def compute_values(
     top: int = 50,
     reading: str | None = None,
     vocabulary: str = "all",
+    untrained: bool = False,
     progress: Progress = no_progress,
     make_pool: Callable[[MemoryModel], Pool] = SerialPool,
 ) -> None:
@@ -119,6 +124,7 @@ def compute_values(
         reading: "folded" or "raw". Default: the model's own, and "raw" for an index made with a preset of the paper.
         vocabulary: "all", or "trained" to leave out tokens that were hardly trained: from the lists, from p and from
             the targets.
+        untrained: List undertrained tokens. Always True for an index made with a preset of the paper.
         progress: Called with the completed memories.
         make_pool: Makes the pool that works on layers. The bytes are the same on every pool with equal threads.
 
@@ -132,13 +138,18 @@ def compute_values(
         index.path(table)  # raises if it is missing, before any table is written
     model = index.load_model(model)
     chosen = model.lens.checked_reading(default_reading(index) if reading is None else reading)
-    kept = trained_tokens(index, model) if vocabulary == "trained" else None
-    count = model.vocabulary if kept is None else len(kept)
+    untrained = untrained or index.manifest.settings.preset in _RAW_PRESETS
+    trained = None if untrained and vocabulary == "all" else trained_tokens(index, model)
+    kept = trained if vocabulary == "trained" else None
+    listed = None if trained is None or not 0 < len(trained) < model.vocabulary else trained
+    count = model.vocabulary if listed is None else len(listed)
     notes: dict[str, Any] = {"top": min(top, count), "reading": chosen, "threads": torch.get_num_threads()}
-    notes |= {} if kept is None else {"vocabulary": vocabulary, "tokens": count}
+    notes |= {} if kept is None else {"vocabulary": vocabulary, "tokens": len(kept)}
+    notes |= {} if listed is None else {"listed": len(listed)}
+    notes |= {"untrained": True} if untrained else {}
     notes["from"] = {"triggers": index.manifest.sha256("triggers")}
     pool = make_pool(model)
-    values = VALUES_SCHEMA, value_tables(index, model, top, chosen, progress, pool=pool, kept=kept)
+    values = VALUES_SCHEMA, value_tables(index, model, top, chosen, progress, pool=pool, kept=kept, listed=listed)
     index.write({"values": values}, lambda: {"values": notes})
     tables = {"tokens": (TOKENS_SCHEMA, token_tables(index, model))}
     tables |= {"keys": (KEYS_SCHEMA, key_tables(index, model, top, progress, pool=pool))}
@@ -148,13 +159,20 @@ def compute_values(
 
 
 def values_are_made(
-    index: Index, model: MemoryModel, *, top: int = 50, reading: str | None = None, vocabulary: str = "all"
+    index: Index,
+    model: MemoryModel,
+    *,
+    top: int = 50,
+    reading: str | None = None,
+    vocabulary: str = "all",
+    untrained: bool = False,
 ) -> bool:
     """Return True if the index holds intact tables with these settings."""
     chosen = model.lens.checked_reading(default_reading(index) if reading is None else reading)
     noted = index.manifest.values
-    count = noted.tokens or model.vocabulary
-    if (noted.top, noted.reading, noted.vocabulary) != (min(top, count), chosen, vocabulary):
+    untrained = untrained or index.manifest.settings.preset in _RAW_PRESETS
+    settings = noted.top, noted.reading, noted.vocabulary, noted.untrained
+    if settings != (min(top, noted.listed or model.vocabulary), chosen, vocabulary, untrained):
         return False
     if not all(index.is_whole(table) for table in ("values", "keys", "tokens")):
         return False
@@ -177,11 +195,17 @@ def value_tables(
     layers: Sequence[int] | None = None,
     pool: Pool | None = None,
     kept: NDArray[np.int64] | None = None,
+    listed: NDArray[np.int64] | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield the rows of values.parquet, for some layers or all. `kept` lists the tokens to read over."""
+    """Yield the rows of values.parquet, for some layers or all.
+
+    `kept` holds the tokens to read over, `listed` the tokens that lists may contain; None for all.
+    """
     layers = index.layers if layers is None else layers
+    listed = kept if listed is None else listed
+    null = random_similarities(model, layers, reading, listed)
     items: Iterator[ValuesOfLayer | KeysOfLayer] = (
-        ValuesOfLayer(read_next_tokens(index, layer), top, reading, kept) for layer in layers
+        ValuesOfLayer(read_next_tokens(index, layer), top, reading, null[layer], kept, listed) for layer in layers
     )
     count = MemoryCount("values", sum(index.memories(layer) for layer in layers), progress)
     return _layer_tables(items, model, count, pool)
@@ -240,50 +264,64 @@ class ValuesOfLayer:
     following: NextTokens
     top: int
     reading: str
+    null: NDArray[np.float64]  # sorted similarities of random directions
     kept: NDArray[np.int64] | None = None  # tokens to read over, in order; None for all
+    listed: NDArray[np.int64] | None = None  # tokens that lists may contain, in order; None for all
 
     def tables(self, model: MemoryModel, count: Callable[[int], None]) -> Iterator[pa.Table]:
         layer = self.following.layer
         parts: list[dict[str, NDArray[Any]]] = []
         values, kept = model.layers[layer].values, self.kept
         following = self.following if kept is None else self.following.among(kept, model.vocabulary)
-        k = min(self.top, model.vocabulary if kept is None else len(kept))
+        listed = self.listed if kept is None else None  # of tokens that are read over, all are listed
+        k = min(self.top, *(len(tokens) for tokens in (kept, listed) if tokens is not None), model.vocabulary)
 
         def score(block: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
             return model.lens.value_scores(block, layer, self.reading, place)
 
         with thread_pool() as pool:
             for rows, scores in score_blocks(values, score, model.vocabulary):
-                parts.append(_look_at(scores if kept is None else scores.take(kept, 1), following, rows, k, pool))
+                read_over = scores if kept is None else scores.take(kept, 1)
+                parts.append(_look_at(read_over, following, rows, k, pool, listed))
                 rows_done = len(scores)
-                del scores  # otherwise two blocks are in memory while the next is computed
+                del scores, read_over  # otherwise two blocks are in memory while the next is computed
                 count(rows_done)
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         columns["norm"] = at_least_float32(values).norm(dim=1).cpu().numpy()
         _refuse_not_finite(columns, layer, model)
         if kept is not None:  # turn places back into tokens
-            columns |= {name: kept[columns[name]] for name in ("tokens", "bottom_tokens")}
+            columns |= {name: kept[columns[name]] for name in ("argmax", "tokens", "bottom_tokens")}
             known = np.where(following.tokens >= 0, self.following.tokens, -1)
             following = NextTokens(layer, known, following.filled)
+        similarities = list_similarities(model.lens.embedding.cpu().numpy(), columns["tokens"])
+        columns["coherence"] = np.where(columns["norm"] > 0, coherence(similarities, self.null), 0)
         yield from _value_rows(layer, columns, following)
 
 
 def _look_at(
-    scores: NDArray[np.float32], following: NextTokens, rows: slice, k: int, pool: Any
+    scores: NDArray[np.float32],
+    following: NextTokens,
+    rows: slice,
+    k: int,
+    pool: Any,
+    listed: NDArray[np.int64] | None,
 ) -> dict[str, NDArray[Any]]:
     """Return the columns of the table for one block of values."""
     targets, next_tokens = following.targets[rows], following.tokens[rows]
-    ends = find_ends(scores, k, pool)
+    ends = find_ends(scores, k if listed is None else 1, pool)
+    lists = ends if listed is None else find_ends(scores.take(listed, 1), k, pool)
     softmax = read_softmax(scores, ends, targets, pool)
     trigger_scores = np.take_along_axis(scores, np.maximum(next_tokens, 0).astype(np.int64), axis=1)
     return {
         "entropy": softmax.entropy,
         "target_rank": softmax.above + 1,
         "shuffled_rank": count_above(scores, following.shuffled_targets[rows], pool) + 1,
-        "tokens": ends.top,
-        "p": softmax.p(ends.top_scores),
-        "bottom_tokens": ends.bottom,
-        "bottom_p": softmax.p(ends.bottom_scores),
+        "max_p": softmax.p(ends.top_scores[:, :1])[:, 0],
+        "argmax": ends.top[:, 0],
+        "tokens": lists.top if listed is None else listed[lists.top],
+        "p": softmax.p(lists.top_scores),
+        "bottom_tokens": lists.bottom if listed is None else listed[lists.bottom],
+        "bottom_p": softmax.p(lists.bottom_scores),
         "trigger_p": softmax.p(trigger_scores),
         "histogram": count_scores(scores, ends, pool),
     }
@@ -306,13 +344,14 @@ def _value_rows(layer: int, columns: dict[str, NDArray[Any]], following: NextTok
         table = {
             "layer": np.full(len(targets), layer),
             "memory": np.arange(part.start, part.stop),
-            "max_p": own["p"][:, 0],
+            "max_p": own["max_p"],
             "entropy": own["entropy"],
             "norm": own["norm"],
-            "argmax": own["tokens"][:, 0],
+            "argmax": own["argmax"],
             "target": pa.array(targets, pa.int32(), mask=targets < 0),
             "target_rank": pa.array(own["target_rank"], pa.int32(), mask=targets < 0),
             "shuffled_rank": pa.array(own["shuffled_rank"], pa.int32(), mask=targets < 0),
+            "coherence": own["coherence"],
             "trigger_p": _ragged(own["trigger_p"], following.tokens[part] < 0, following.filled[part]),
         }
         for name in ("tokens", "p", "bottom_tokens", "bottom_p", "histogram"):

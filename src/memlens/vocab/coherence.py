@@ -1,0 +1,92 @@
+"""Coherence: whether the top tokens of a value are more similar than those of a random direction.
+
+A list of promoted tokens looks meaningful even if the value is random, because people find a theme in any ten words.
+
+1. The similarity of a list is the mean cosine of all pairs of its first ten tokens, in the model's output embedding.
+2. The null distribution is the similarity for 1,000 random directions of the same length as an average value. They are
+   seeded, read like the values of the layer, and listed over the same tokens.
+3. The coherence of a value is the share of random directions that are less similar. A list is clear if its coherence is
+   at least 0.99, so 1% of random directions are clear.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from memlens.models.lens import at_least_float32
+from memlens.models.memory_model import MemoryModel
+from memlens.stats import generator
+from memlens.vocab.kernels import find_ends, score_blocks, thread_pool
+
+LISTED = 10  # tokens of a list that are compared
+DIRECTIONS = 1000
+_ROWS_AT_ONCE = 256
+_COMPARED = 8  # directions by which layers with the same reading are recognized
+
+
+def list_similarities(embedding: NDArray[np.float32], tokens: NDArray[np.integer]) -> NDArray[np.float64]:
+    """Return the mean cosine of all pairs of the first LISTED tokens of each row of `tokens`; 0 for a single token."""
+    tokens = tokens[:, :LISTED]
+    count = tokens.shape[1]
+    similarities = np.zeros(len(tokens))
+    if count < 2:
+        return similarities
+    for first in range(0, len(tokens), _ROWS_AT_ONCE):
+        rows = slice(first, first + _ROWS_AT_ONCE)
+        unit = embedding[tokens[rows]].astype(np.float64)  # [rows, count, d]
+        squares = (unit**2).sum(-1, keepdims=True)
+        unit /= np.sqrt(np.maximum(squares, 1e-30))
+        alone = (unit**2).sum((1, 2))  # the count, without tokens whose embedding is 0
+        similarities[rows] = ((unit.sum(1) ** 2).sum(-1) - alone) / (count * (count - 1))
+    return similarities
+
+
+def random_similarities(
+    model: MemoryModel, layers: Sequence[int], reading: str, listed: NDArray[np.int64] | None, seed: int = 0
+) -> dict[int, NDArray[np.float64]]:
+    """Return the sorted similarities of random directions for each layer. Layers that are read alike share them.
+
+    `listed` holds the tokens that lists may contain, None for all.
+    """
+    random = generator(seed, "coherence").normal(size=(DIRECTIONS, model.width)).astype(np.float32)
+    directions = torch.from_numpy(random / np.linalg.norm(random, axis=1, keepdims=True)).to(model.device)
+    lengths = [float(at_least_float32(model.layers[layer].values).norm(dim=1).mean()) for layer in layers]
+    directions *= float(np.mean(lengths)) if lengths else 1.0
+    embedding = model.lens.embedding.cpu().numpy()
+    computed: list[tuple[torch.Tensor, NDArray[np.float64]]] = []
+    by_layer = {}
+    for layer in layers:
+        folded = model.lens.folded(directions[:_COMPARED], layer, reading)
+        same = next((similarities for other, similarities in computed if torch.equal(other, folded)), None)
+        if same is None:
+            same = np.sort(_similarities_of(model, directions, layer, reading, listed, embedding))
+            computed.append((folded, same))
+        by_layer[layer] = same
+    return by_layer
+
+
+def _similarities_of(
+    model: MemoryModel,
+    directions: torch.Tensor,
+    layer: int,
+    reading: str,
+    listed: NDArray[np.int64] | None,
+    embedding: NDArray[np.float32],
+) -> NDArray[np.float64]:
+    def score(block: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        return model.lens.value_scores(block, layer, reading, place)
+
+    lists = []
+    with thread_pool() as pool:
+        for _rows, scores in score_blocks(directions, score, model.vocabulary):
+            columns = scores if listed is None else scores.take(listed, 1)
+            top = find_ends(columns, min(LISTED, columns.shape[1]), pool).top
+            lists.append(top if listed is None else listed[top])
+    return list_similarities(embedding, np.concatenate(lists))
+
+
+def coherence(similarities: NDArray[np.float64], null: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the share of the sorted null distribution that is below each similarity."""
+    return np.asarray(np.searchsorted(null, similarities, "left") / len(null))
