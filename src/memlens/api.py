@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from memlens.errors import IndexFolderError, SettingError, UnknownName
+from memlens.errors import IndexFolderError, MemlensError, SettingError, UnknownName
 from memlens.files import refuse_inside_others
 from memlens.index.format import REPORT, is_complete, located
 from memlens.index.reader import Index, open_index
@@ -312,11 +312,21 @@ def values(
     return index
 
 
-def patterns(index: Index | Source, *, progress: Progress = no_progress, **options: Any) -> Index:
+def patterns(
+    index: Index | Source,
+    *,
+    model: MemoryModel | Source | None = None,
+    states: bool = True,
+    progress: Progress = no_progress,
+    **options: Any,
+) -> Index:
     """Find what the triggers of each memory have in common, and write it as tables of the index.
 
     Args:
         index: An Index or its folder.
+        model: The scanned model or its location, or None for where it was scanned. Its states show subjects that words
+            do not. If None and it cannot be loaded, these subjects are left out.
+        states: Whether to run the model.
         progress: Called with the name of the step, the completed work and the total.
         **options: Fields of PatternSettings: top, rate, background, seed.
 
@@ -334,8 +344,18 @@ def patterns(index: Index | Source, *, progress: Progress = no_progress, **optio
 
     (pattern_options,) = split_options("patterns", options, PatternSettings)
     index = _open_current(index)
-    compute_patterns(index, PatternSettings(**pattern_options), progress=progress)
+    running = _model_of_states(index, model) if states else None
+    compute_patterns(index, PatternSettings(**pattern_options), model=running, progress=progress)
     return index
+
+
+def _model_of_states(index: Index, model: MemoryModel | Source | None) -> MemoryModel | None:
+    if model is not None:
+        return index.load_model(_model_or_name(model))
+    try:
+        return index.model or index.load_model()
+    except MemlensError:  # the model is not on this machine
+        return None
 
 
 def roles(

@@ -432,7 +432,8 @@ def repair(
         }
         api.values(index, model=model, progress=progress, **settings)
     if {PATTERNS, NAMES} & {*wrong} and manifest.patterns is not None:
-        api.patterns(index, progress=progress, **manifest.patterns.settings)
+        has_states = "states" in manifest.patterns.content
+        api.patterns(index, model=model, states=has_states, progress=progress, **manifest.patterns.settings)
     for name in _experiments_of(manifest, wrong):
         note = manifest.experiments[name]
         if note.validation and note.validation_corpus is None:

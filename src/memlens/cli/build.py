@@ -30,6 +30,7 @@ from memlens.cli.screen import ProgressBar, Screen, command_line
 from memlens.errors import SettingError
 from memlens.memory import ROLES
 from memlens.settings import (
+    RUN,
     CorpusSettings,
     PatternSettings,
     RoleSettings,
@@ -319,6 +320,15 @@ def patterns(
     limit: Annotated[
         int | None, typer.Option(metavar="N", help="Number of entries to list. Default: 20.", rich_help_panel=_BROWSE)
     ] = None,
+    model: ModelNow = None,
+    states: Annotated[
+        bool | None,
+        typer.Option(
+            "--states/--no-states",
+            help="Run the model and compare its states at triggers. Default: states.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
     explainer: Annotated[
         str | None,
         typer.Option(metavar="URL", help="OpenAI-compatible endpoint of the language model.", rich_help_panel=_EXPLAIN),
@@ -341,9 +351,10 @@ def patterns(
         raise SettingError(f"{' and '.join(selected)} exclude each other; choose one")
     given = {option_name(name): value for name, value in options.items()}
     given |= {"--limit": limit, "--explainer-model": explainer_model, "--memory": memory}
+    given |= {"--model": model, "--states": states}
     allowed: dict[str, list[str]] = {
         "--explainer": ["--explainer-model", "--memory", "--seed"],
-        "": list(map(option_name, options)),
+        "": [*map(option_name, options), "--model", "--states"],
     }
     mode = selected[0] if selected else ""
     refuse_others(mode or "finding patterns", given, allowed.get(mode, ["--limit"]))
@@ -354,7 +365,10 @@ def patterns(
         _list_related(screen, opened, related, shared, 20 if limit is None else limit)
     else:
         with ProgressBar(screen) as progress:
-            memlens.patterns(opened, progress=progress, **options)
+            memlens.patterns(opened, model=model, states=states is not False, progress=progress, **options)
+        noted = opened.manifest.patterns
+        if states is not False and noted is not None and "states" not in noted.content:
+            screen.note("the model was not found, so subjects by its states are left out (see --model)")
         if not opened.has("tokens"):
             screen.note(
                 "to find classes of last words (months, countries), run `memlens values` and then this command again"

@@ -11,8 +11,10 @@
     held-out triggers do not confirm. Patterns of mostly the same prefixes form one sense.
  7. Next tokens that recur are found with the other features. Drop those that last tokens explain (following).
 
+ 8. If the model ran on the triggers, add subjects that its states show (states).
+
 The false discovery rate holds within each family of hypotheses: features.FAMILIES and topics. Memory use
-grows with the number of triggers, not with the corpus. No model is needed.
+grows with the number of triggers, not with the corpus. Only step 8 needs the model.
 """
 
 from collections.abc import Mapping
@@ -40,6 +42,7 @@ from memlens.pattern.score import (
     wording_scores,
 )
 from memlens.pattern.shallow import Ending, ShallowChoice, Texts, add_waiting, choose, find_significant
+from memlens.pattern.states import StateSubject
 from memlens.pattern.topics import LastTokens, SemanticTopic, VectorWords, WordVectors, find_topics, word_vectors
 from memlens.pattern.words import HELD, NEXT, TriggerRows, read_trigger_rows
 from memlens.progress import Progress, no_progress
@@ -69,11 +72,16 @@ class PatternResult:
 
 
 def find_patterns(
-    index: Index, settings: PatternSettings, progress: Progress = no_progress, end: str = "top"
+    index: Index,
+    settings: PatternSettings,
+    progress: Progress = no_progress,
+    end: str = "top",
+    subjects: Mapping[int, StateSubject] | None = None,
 ) -> PatternResult:
     """Find the patterns of all memories.
 
-    `end` is "top" for the largest coefficients or "bottom" for the most negative ones of gated blocks.
+    `end` is "top" for the largest coefficients or "bottom" for the most negative ones of gated blocks. `subjects` are
+    those that the model's states show (states), by row of TriggerRows.
     """
     triggers = read_trigger_rows(index, settings.top, HELD, end)
     if len(triggers.rows) == 0:
@@ -84,16 +92,15 @@ def find_patterns(
     features = list(significant.candidates(texts, len(triggers.rows)))
     vectors = word_vectors(index, texts.words, settings.seed)
     describer = Describer(texts, vectors, index.vocabulary)
-    content = texts.content_words()
     candidates = [
-        [c for c in own if c.feature.kind != NEXT and describer.is_nameable(c, triggers.rows[m], content)]
+        [c for c in own if c.feature.kind != NEXT and describer.is_nameable(c, triggers.rows[m])]
         for m, own in enumerate(features)
     ]
     typical = [[c for c in of_memory if c.feature.kind == NEXT] for of_memory in features]
     filled = triggers.filled.tolist()
     ends = _endings(texts, triggers)
     chosen = [
-        choose(own, filled[m], ends[m], content, significant.cutoffs) if own else ShallowChoice((), ())
+        choose(own, filled[m], ends[m], describer.content, significant.cutoffs) if own else ShallowChoice((), ())
         for m, own in enumerate(candidates)
     ]
     own = VectorWords.of(texts.prefixes, vectors)
@@ -120,6 +127,8 @@ def find_patterns(
             if not is_wording_refuted(candidate, texts, held[m], scores)
         ]
         named += [describer.topic(topic, scores) for topic, scores in topics.get(m, ())]
+        if subjects and m in subjects:
+            named.append(describer.subject(subjects[m], triggers.rows[m]))
         patterns.append(in_senses(named, filled[m]))
     notes: dict[str, Any] = {
         "families": {**dict(zip(FAMILIES, significant.hypotheses, strict=True)), "topics": len(triggers.rows)},

@@ -22,14 +22,17 @@ from memlens.pattern.features import Feature, is_content_word, sentence_start
 from memlens.pattern.following import FollowingTokens
 from memlens.pattern.score import Scores
 from memlens.pattern.shallow import Candidate, Ending, Texts
+from memlens.pattern.states import StateSubject
 from memlens.pattern.topics import SemanticTopic, WordVectors
-from memlens.pattern.words import ENOUGH, GROUNDED, NEXT
+from memlens.pattern.words import ENOUGH, GROUNDED, NEXT, PrefixWords
+from memlens.stats import binomial_tail, upper_share
 
 CLEAR = 0.7
 UNCLEAR = "no clear pattern"
 _NAMED = 2  # patterns in a name
 _ENDINGS = 3  # common endings of a memory without a clear pattern
 _MOSTLY = 0.5  # share of a pattern's prefixes
+_UNLIKELY = 1e-4  # p-value of a content word of a subject
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,8 @@ class Describer:
     def __init__(self, texts: Texts, vectors: WordVectors, vocabulary: Sequence[str]) -> None:
         self.texts = texts
         self.written = texts.words.as_written()
+        self.content = texts.content_words()
+        self.counts = _count_prefixes(texts.sample, len(texts.words.texts))
         self.vectors = vectors
         self.vocabulary = vocabulary
 
@@ -100,11 +105,32 @@ class Describer:
         described = f"about: {', '.join(self.written[number] for number in numbers)}"
         return Pattern(name, "semantic", described, topic.members, topic.share, topic.q, scores)
 
-    def is_nameable(self, candidate: Candidate, rows: NDArray[np.int64], content: set[int]) -> bool:
+    def subject(self, subject: StateSubject, rows: NDArray[np.int64]) -> Pattern:
+        """Describe a subject by the tokens that the model expects next and by the content words of its triggers."""
+        expected = [self.vocabulary[token].strip() for token in subject.expects]
+        described = f"expects {', '.join(expected)}"
+        words = self._typical_words(rows[_ranks(subject.members)])
+        if words:
+            described += f"; about: {', '.join(self.written[word] for word in words)}"
+        name = f"subject:{' '.join(sorted(text.lower() for text in expected))}"
+        return Pattern(name, "semantic", described, subject.members, subject.share, subject.q, subject.scores)
+
+    def _typical_words(self, rows: NDArray[np.int64]) -> list[int]:
+        """Return content words that at least three prefixes contain, more often than random prefixes."""
+        prefixes = self.texts.prefixes
+        words = (np.unique(prefixes.words[prefixes.offsets[row] : prefixes.offsets[row + 1]]) for row in rows.tolist())
+        found, times = np.unique(np.concatenate(list(words)), return_counts=True)
+        kept = [place for place, word in enumerate(found.tolist()) if word in self.content and times[place] >= GROUNDED]
+        found, times = found[kept], times[kept]
+        shares = upper_share(self.counts[found], self.texts.sample.size)
+        p = binomial_tail(times, len(rows), shares)
+        return found[np.lexsort((found, p))][: (p <= _UNLIKELY).sum()][:_ENDINGS].tolist()
+
+    def is_nameable(self, candidate: Candidate, rows: NDArray[np.int64]) -> bool:
         """Return False for words anywhere without a content word, and for classes of function words or pieces."""
         feature = candidate.feature
         if feature.kind == "n-gram":
-            return any(word in content for word in feature.words)
+            return any(word in self.content for word in feature.words)
         if feature.kind != "class":
             return True
         prefixes, spellings = self.texts.prefixes, self.texts.words.spellings
@@ -134,6 +160,17 @@ class Describer:
             begin, end = prefixes.offsets[row : row + 2].tolist()
             return self.written[prefixes.words[sentence_start(prefixes.words, self.texts.spelled.marks, begin, end)]]
         return self.written[ends[-2]] if feature.kind == "before" else self.texts.words.spellings[prefixes.whole[row]]
+
+
+def _ranks(members: int) -> list[int]:
+    return [rank for rank in range(members.bit_length()) if members >> rank & 1]
+
+
+def _count_prefixes(prefixes: PrefixWords, words: int) -> NDArray[np.int64]:
+    """Return the number of prefixes that contain each word."""
+    owner = np.repeat(np.arange(prefixes.size), prefixes.lengths)
+    pairs = np.unique(owner << 20 | prefixes.words)
+    return np.bincount(pairs & ((1 << 20) - 1), minlength=words)
 
 
 def _most_frequent(words: Iterable[str]) -> list[str]:

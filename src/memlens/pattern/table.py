@@ -32,8 +32,10 @@ from memlens.settings import PatternSettings
 from memlens.text import percent
 
 if TYPE_CHECKING:
+    from memlens.models.memory_model import MemoryModel
     from memlens.pattern.find import PatternResult
     from memlens.pattern.naming import Pattern
+    from memlens.pattern.states import StateSubjects
 
 _ROWS_PER_GROUP = 4096
 _PROMOTED = 3  # top tokens of a value
@@ -88,10 +90,28 @@ class PatternTables:
 
 
 def compute_patterns(
-    index: Index, settings: PatternSettings | None = None, *, progress: Progress = no_progress, **options: Any
+    index: Index,
+    settings: PatternSettings | None = None,
+    *,
+    model: MemoryModel | None = None,
+    progress: Progress = no_progress,
+    **options: Any,
 ) -> None:
-    """Find patterns and write the tables. `options` are the fields of PatternSettings (top=25, rate=0.01, ...)."""
-    make_patterns(index, settings or PatternSettings(**options), progress).write(index)
+    """Find patterns and write the tables.
+
+    Args:
+        index: The index.
+        settings: The settings, or None for those of `options`.
+        model: The model that was scanned, to find subjects by its states; None to leave these out.
+        progress: Called with the name of the step, the completed work and the total.
+        **options: Fields of PatternSettings (top=25, rate=0.01, ...).
+    """
+    settings, subjects = settings or PatternSettings(**options), None
+    if model is not None:
+        from memlens.pattern.states import find_state_subjects
+
+        subjects = find_state_subjects(index, model, settings, progress)
+    make_patterns(index, settings, progress, subjects).write(index)
 
 
 @contextmanager
@@ -135,15 +155,17 @@ def _time_patterns(settings: PatternSettings, folder: Path) -> tuple[PatternTabl
     return make_patterns(Index(folder), settings), time.monotonic() - began
 
 
-def make_patterns(index: Index, settings: PatternSettings, progress: Progress = no_progress) -> PatternTables:
-    """Return the tables without writing them."""
+def make_patterns(
+    index: Index, settings: PatternSettings, progress: Progress = no_progress, subjects: StateSubjects | None = None
+) -> PatternTables:
+    """Return the tables without writing them. `subjects` are those that the model's states show."""
     from memlens.pattern.find import find_patterns
 
-    found = find_patterns(index, settings, progress)
+    found = find_patterns(index, settings, progress, subjects=subjects.by_memory if subjects else {})
     lower = find_patterns(index, settings, progress, "bottom")
     rows = _name_rows(found, index.vocabulary)
     notes = {"settings": asdict(settings), "from": _sources(index), "top": settings.top, "rate": settings.rate}
-    notes |= {"seed": settings.seed, **found.notes}
+    notes |= {"seed": settings.seed, **found.notes} | ({"states": subjects.notes} if subjects else {})
     tables = {"patterns": _in_groups(_pattern_rows(found), PATTERNS_SCHEMA), "names": _in_groups(rows, NAMES_SCHEMA)}
     if lower.patterns:
         notes |= {"ends": _ends(index, found, lower), "lower_families": lower.notes["families"]}
@@ -191,6 +213,11 @@ def describe_chance(noted: PatternsNote) -> list[str]:
     if swapped:
         share = percent(sum(swapped) / len(swapped))
         said.append(f"With every trigger swapped for a prefix with its last token, {share} of memories have a topic.")
+    if states := noted.content.get("states"):
+        said.append(
+            f"By the model's states, {states['subjects']:,} of {states['tested']:,} memories have a subject; "
+            f"with swapped triggers, {percent(states['swapped'])} would."
+        )
     return said
 
 

@@ -1,0 +1,392 @@
+"""Subjects that the model sees: triggers after which its final states are alike.
+
+A bag of words cannot tell what a position means, such as a comparison, a date or the title of a work. The model's own
+state can.
+
+ 1. Run the model once over the sentences of triggers, of prefixes with the same last tokens (words.draw_matched) and of
+    random prefixes, at most TOKENS tokens. Keep the state after the last block at the end of each prefix in float16.
+ 2. Apply the final norm, subtract the mean of random prefixes, and scale to unit length.
+ 3. S = sum of cosines over pairs of a memory's first SIZE triggers, one per document, with different last tokens.
+    z = (S - n mu) / (sigma sqrt(n)) for n pairs, with mu and sigma of sets of random prefixes.
+ 4. net = z minus the mean z of SWAPS sets in which every trigger is swapped for a prefix of another document with the
+    same last token. A memory has a subject if net >= LEAST and its false discovery rate is low enough. Decoys are
+    further swapped sets, net of the same sets.
+ 5. A trigger belongs to the subject if its state is closer to the mean of the others than random prefixes are: above
+    their median by BAR times the distance from the median to the 84th percentile.
+ 6. The subject is named by the tokens that the model expects next: p log(p / p_random), averaged over its triggers.
+ 7. Held-out triggers must be closer to the subject than prefixes with the same last tokens (score).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlens.corpus.sentences import cut_batches
+from memlens.index.reader import Index
+from memlens.pattern.score import STRONGEST, Scores, is_topic_refuted, same_last_tokens
+from memlens.pattern.shallow import last_token_counts
+from memlens.pattern.topics import BAR, SIZES, LastTokens, swap_prefixes
+from memlens.pattern.words import (
+    GROUNDED,
+    HELD,
+    TriggerRows,
+    Words,
+    draw_matched,
+    one_per_document,
+    read_prefix_words,
+    read_trigger_rows,
+    sample_prefixes,
+)
+from memlens.progress import Progress, no_progress
+from memlens.settings import PatternSettings
+from memlens.stats import roc_area
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from memlens.models.memory_model import MemoryModel
+
+SIZE = 12  # triggers of a memory whose states are compared
+SWAPS = 4
+LEAST = 4.0
+TOKENS = 300_000  # limit for tokens that the model runs on
+_RANDOM = 2000  # random prefixes
+_SETS = 4000  # sets of random prefixes
+_PAIRS = 10  # minimum number of pairs of a memory
+_BATCH = 4096  # tokens
+_AT_ONCE = 1024  # memories
+_ROUNDS = 3
+_EXPECTED = 64  # most expected tokens of each prefix
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class StateSubject:
+    """A subject of one memory."""
+
+    members: int  # bit mask of trigger ranks
+    expects: tuple[int, ...]  # tokens, most expected first
+    share: float  # share of random prefixes that are as close
+    net: float  # z of the triggers minus z of swapped triggers
+    q: float
+    scores: Scores
+
+
+@dataclass(frozen=True)
+class StateSubjects:
+    """Subjects by row of TriggerRows, and notes for the manifest."""
+
+    by_memory: dict[int, StateSubject]
+    notes: dict[str, Any]
+
+
+def find_state_subjects(
+    index: Index, model: MemoryModel, settings: PatternSettings, progress: Progress = no_progress
+) -> StateSubjects:
+    """Run the model on the sentences of triggers and find subjects of the top triggers."""
+    triggers = read_trigger_rows(index, settings.top, HELD)
+    if not len(triggers.rows):
+        return StateSubjects({}, {"tested": 0, "tokens": 0, "swapped": 0.0, "subjects": 0})
+    places, tokens = _read_places(index, triggers, settings)
+    ends = read_states(index, model, *places, progress)
+    random = np.flatnonzero(ends.there)
+    random = random[random >= len(places[0]) - _RANDOM]
+    unit = ends.unit_vectors(model, random)
+    rows = one_per_document(np.where(ends.there[triggers.rows], triggers.rows, -1), tokens.documents)
+    rows = np.take_along_axis(rows, np.argsort(rows < 0, 1, kind="stable"), 1)[:, :SIZE]
+    draw = np.random.default_rng([settings.seed, 13])
+    coherence = StateCoherence.calibrate(unit, tokens.tokens, random, draw)
+    z = coherence.z_scores(rows)
+    fake, *swapped = (
+        coherence.z_scores(_there(swap_prefixes(rows, tokens, draw), ends.there)) for _ in range(1 + SWAPS)
+    )
+    control = np.mean(swapped, 0)
+    net, decoys = z - control, fake - control
+    known, tested = np.flatnonzero(~np.isnan(net)), ~np.isnan(decoys)
+    notes: dict[str, Any] = {"tested": len(known), "tokens": ends.tokens}
+    if not (len(known) and tested.any()):
+        return StateSubjects({}, notes | {"swapped": 0.0, "subjects": 0})
+    notes["swapped"] = float((decoys[tested] >= LEAST).mean())
+    q = _false_discovery_rates(net[known], decoys[tested])
+    chosen = known[(net[known] >= LEAST) & (q <= settings.rate)]
+    rates = dict(zip(known.tolist(), q.tolist(), strict=True))
+    held = _there(triggers.held[chosen], ends.there)
+    same = _there(same_last_tokens(triggers.held[chosen], tokens, settings.seed), ends.there)
+    by_memory = {}
+    for place, m in enumerate(chosen.tolist()):
+        own = _there(triggers.rows[m], ends.there)
+        found = _find_members(own, unit, tokens.documents, unit[random])
+        if found is None:
+            continue
+        members, direction, bar, share = found
+        scores = _score(unit, direction, held[place], same[place], unit[random], bar)
+        if not is_topic_refuted(scores, held[place], same[place]):
+            by_memory[m] = StateSubject(members, (), share, float(net[m]), rates[m], scores)
+    expected = _expected_tokens(model, ends, random, triggers.rows, by_memory, index.vocabulary)
+    subjects = {
+        m: StateSubject(own.members, expected[m], own.share, own.net, own.q, own.scores)
+        for m, own in by_memory.items()
+        if expected[m]
+    }
+    return StateSubjects(subjects, notes | {"subjects": len(subjects)})
+
+
+def _false_discovery_rates(numbers: NDArray[np.float64], decoys: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return, for each number, the share of decoys that reach it over the share of numbers that do, never rising."""
+    order = np.argsort(numbers, kind="stable")
+    ascending = numbers[order]
+    reached, fakes = (1 - np.searchsorted(np.sort(own), ascending) / len(own) for own in (numbers, decoys))
+    rates = np.empty(len(numbers))
+    rates[order] = np.minimum(np.minimum.accumulate(fakes / reached), 1.0)
+    return rates
+
+
+def _there(rows: NDArray[np.int64], there: NDArray[np.bool_]) -> NDArray[np.int64]:
+    return np.where((rows >= 0) & there[rows], rows, -1)
+
+
+def _read_places(
+    index: Index, triggers: TriggerRows, settings: PatternSettings
+) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], LastTokens]:
+    """Return sentences and positions of triggers, then of matched and random prefixes, and their last tokens."""
+    words = Words()
+    read = read_prefix_words(index, triggers.sentences, triggers.positions, words)
+    matched = draw_matched(index, last_token_counts(triggers.rows, read.tokens, index), settings.seed)
+    sample = sample_prefixes(index, _RANDOM, settings.seed)
+    if (
+        len(sample[0]) < _RANDOM
+    ):  # a small corpus: draw with repetition, so that the random prefixes are the last _RANDOM
+        again = np.random.default_rng([settings.seed, 14]).integers(0, len(sample[0]), _RANDOM)
+        sample = sample[0][again], sample[1][again]
+    else:
+        sample = sample[0][:_RANDOM], sample[1][:_RANDOM]
+    for sentences, positions in ((matched.sentences, matched.positions), sample):
+        read = read.join(read_prefix_words(index, sentences, positions, words))
+    columns = zip((triggers.sentences, triggers.positions), (matched.sentences, matched.positions), sample, strict=True)
+    first = len(triggers.sentences)
+    no_vectors = np.zeros((len(matched.sentences), 1), np.float32)
+    samples = (matched.slots, matched.offsets + first, matched.middles + first)
+    tokens = LastTokens(read.tokens, read.documents, *samples, first, no_vectors, np.ones(len(SIZES)))
+    sentences, positions = (np.concatenate(column) for column in columns)
+    return (sentences, positions), tokens
+
+
+@dataclass(frozen=True, eq=False)
+class EndStates:
+    """States after the last block at the ends of prefixes."""
+
+    states: Tensor  # float16 [prefixes, d], scaled to at most 1
+    scales: Tensor  # float32 [prefixes, 1]
+    there: NDArray[np.bool_]  # [prefixes]: whether the model ran on the prefix
+    tokens: int  # that the model ran on
+
+    def of(self, rows: Any) -> Tensor:
+        return self.states[rows].float() * self.scales[rows]
+
+    def unit_vectors(self, model: MemoryModel, random: NDArray[np.int64]) -> Tensor:
+        """Return normalized states minus their mean over `random` prefixes, at unit length. float16 [prefixes, d]"""
+        import torch
+
+        norm = getattr(model.lens, "final_norm", None)
+
+        def normed(rows: Any) -> Tensor:
+            states = self.of(rows).to(model.device)
+            with torch.no_grad():
+                return (states if norm is None else norm(states.to(model.dtype))).float().cpu()
+
+        mean = normed(random).mean(0)
+        unit = torch.empty_like(self.states)
+        for first in range(0, len(unit), _BATCH):
+            rows = slice(first, first + _BATCH)
+            unit[rows] = torch.nn.functional.normalize(normed(rows) - mean, dim=1).to(unit.dtype)
+        return unit
+
+
+def read_states(
+    index: Index,
+    model: MemoryModel,
+    sentences: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    progress: Progress = no_progress,
+    most_tokens: int = TOKENS,
+) -> EndStates:
+    """Return the state after the last block at each position. Each sentence runs once, up to its last position.
+
+    If the sentences hold more than `most_tokens` tokens, those with most positions per token come first, and those with
+    random prefixes, which are the last _RANDOM positions.
+    """
+    import torch
+
+    order = np.argsort(sentences, kind="stable")
+    numbers, starts, counts = np.unique(sentences[order], return_index=True, return_counts=True)
+    reach = np.maximum.reduceat(positions[order], starts) + 1
+    is_random = np.isin(numbers, sentences[-_RANDOM:])
+    ranked = np.lexsort((numbers, -counts / np.maximum(reach, 1), ~is_random))
+    kept = np.sort(ranked[np.cumsum(reach[ranked]) <= max(most_tokens, reach[ranked[0]])])
+    bos, width = index.manifest.model.bos, model.width
+    states = torch.zeros((len(sentences), width), dtype=torch.float16)
+    scales, there = torch.ones((len(sentences), 1)), np.zeros(len(sentences), np.bool_)
+    done = 0
+    for first in range(0, len(kept), _BATCH):
+        part = kept[first : first + _BATCH].tolist()
+        rows = index.sentences(numbers[part].tolist())
+        fed = [(place, np.asarray(rows[numbers[place]]["tokens"][: reach[place]], np.int64)) for place in part]
+        for batch in cut_batches(fed, _BATCH, bos):
+            own = [order[starts[place] : starts[place] + counts[place]] for place in batch.sentences.tolist()]
+            row = torch.from_numpy(np.repeat(np.arange(len(own)), [len(column) for column in own]))
+            prefixes = np.concatenate(own)
+            position = torch.from_numpy(positions[prefixes] + (bos is not None))
+            with torch.inference_mode():
+                ends = model.run_body(torch.from_numpy(batch.tokens))[row, position].float().cpu()
+            scale = ends.abs().amax(1, keepdim=True).clamp(min=1e-9)
+            states[prefixes], scales[prefixes] = (ends / scale).to(torch.float16), scale
+            there[prefixes] = True
+            done += len(own)
+            progress("states", done, len(kept))
+    return EndStates(states, scales, there, int(reach[kept].sum()))
+
+
+@dataclass(frozen=True, eq=False)
+class StateCoherence:
+    """The coherence of sets of prefixes by their states, as z against sets of random prefixes."""
+
+    unit: Tensor  # [prefixes, d]
+    tokens: NDArray[np.int32]  # [prefixes]: last tokens
+    mean: float = 0.0  # of the cosine of a pair of random prefixes
+    deviation: float = 1.0  # of a sum of pairs, over the square root of their number
+
+    @classmethod
+    def calibrate(
+        cls, unit: Tensor, tokens: NDArray[np.int32], random: NDArray[np.int64], draw: np.random.Generator
+    ) -> StateCoherence:
+        raw = cls(unit, tokens)
+        sums, pairs = raw.sums(random[draw.integers(0, len(random), (_SETS, SIZE))])
+        sums, pairs = sums[pairs > 0], pairs[pairs > 0]
+        mean = sums.sum() / max(pairs.sum(), 1)
+        deviation = np.sqrt(((sums - mean * pairs) ** 2 / pairs).mean()) if len(pairs) else 1.0
+        return cls(unit, tokens, float(mean), float(max(deviation, 1e-9)))
+
+    def z_scores(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return z of each set of prefixes [sets, t]; nan for fewer than _PAIRS pairs."""
+        sums, pairs = self.sums(rows)
+        z = (sums - self.mean * pairs) / (self.deviation * np.sqrt(np.maximum(pairs, 1)))
+        return np.where(pairs >= _PAIRS, z, np.nan)
+
+    def sums(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return the sum of cosines over pairs with different last tokens, and the number of these pairs."""
+        import torch
+
+        sums, pairs = [np.zeros(0)], [np.zeros(0, np.int64)]
+        upper = np.triu(np.ones((rows.shape[1],) * 2, np.bool_), 1)
+        for first in range(0, len(rows), _AT_ONCE):
+            own = rows[first : first + _AT_ONCE]
+            last = np.where(own >= 0, self.tokens[own], -1)
+            is_pair = (own[:, :, None] >= 0) & (own[:, None, :] >= 0) & (last[:, :, None] != last[:, None, :])
+            is_pair &= (own[:, :, None] != own[:, None, :]) & upper
+            vectors = self.unit[torch.from_numpy(np.maximum(own, 0))].float()
+            cosines = torch.bmm(vectors, vectors.transpose(1, 2)).numpy()
+            sums.append((cosines * is_pair).sum((1, 2), dtype=np.float64))
+            pairs.append(is_pair.sum((1, 2)))
+        return np.concatenate(sums), np.concatenate(pairs)
+
+
+def _find_members(
+    rows: NDArray[np.int64], unit: Tensor, documents: NDArray[np.int64], random: Tensor
+) -> tuple[int, Tensor, float, float] | None:
+    """Return the triggers of the subject, its direction, and the least cosine with it and its share of random prefixes.
+
+    Returns None if fewer than three triggers of different documents belong to it.
+    """
+    ranks = np.flatnonzero(rows >= 0)
+    vectors, members = unit[rows[ranks]].float().numpy(), np.ones(len(ranks), np.bool_)
+    background = random.float().numpy()
+    bar, share = 0.0, 1.0
+    for _ in range(_ROUNDS):
+        total = vectors[members].sum(0)
+        near = background @ (total / max(float(np.linalg.norm(total)), 1e-9))
+        middle, high = np.percentile(near, [50, 84])
+        bar = float(middle + BAR * (high - middle))
+        share = float(((near > bar).sum() + 1) / (len(near) + 1))
+        others = total - vectors * members[:, None]  # compare each trigger with the others
+        members = (vectors * others).sum(1) / np.maximum(np.linalg.norm(others, axis=1), 1e-9) > bar
+        if len(set(documents[rows[ranks[members]]].tolist())) < GROUNDED:
+            return None
+    import torch
+
+    direction = torch.nn.functional.normalize(torch.from_numpy(vectors[members].sum(0)), dim=0)
+    return sum(1 << rank for rank in ranks[members].tolist()), direction, bar, share
+
+
+def _score(
+    unit: Tensor, direction: Tensor, held: NDArray[np.int64], same: NDArray[np.int64], random: Tensor, bar: float
+) -> Scores:
+    """Return the scores of a subject as those of a topic: by the cosine of states with its direction."""
+
+    def nearness(vectors: Tensor) -> NDArray[np.float64]:
+        return (vectors.float() @ direction).numpy().astype(np.float64)
+
+    mine, others = (nearness(unit[rows[rows >= 0]]) for rows in (held, same))
+    strongest = mine[: (held[:STRONGEST] >= 0).sum()]
+    precision = float((strongest > bar).mean()) if len(strongest) == STRONGEST else None
+    return Scores(roc_area(mine, nearness(random)), roc_area(mine, others), precision)
+
+
+def _expected_tokens(
+    model: MemoryModel,
+    ends: EndStates,
+    random: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    subjects: dict[int, StateSubject],
+    vocabulary: Sequence[str],
+) -> dict[int, tuple[int, ...]]:
+    """Return the words that the model expects after the triggers of each subject more than after random prefixes."""
+    import torch
+
+    members = {m: rows[m][_ranks(own.members)[:SIZE]] for m, own in subjects.items()}
+    usual = torch.stack([p.sum(0) for p in _predictions(model, ends, random)]).sum(0) / len(random)
+    needed = np.unique(np.concatenate([np.zeros(0, np.int64), *members.values()]))
+    place = {row: number for number, row in enumerate(needed.tolist())}
+    tops = []
+    for p in _predictions(model, ends, needed):
+        gained = p * torch.log(p.clamp(min=1e-12) / usual.clamp(min=1e-12))
+        tops.append(tuple(part.numpy() for part in gained.topk(min(_EXPECTED, gained.shape[1]))))
+    if not tops:
+        return {}
+    gains, tokens = (np.concatenate(column) for column in zip(*tops, strict=True))
+    found = {}
+    for m, own in members.items():
+        places = [place[row] for row in own.tolist()]
+        seen, number = np.unique(tokens[places], return_inverse=True)
+        gained_here = np.bincount(number.ravel(), gains[places].ravel())
+        ordered = seen[np.lexsort((seen, -gained_here))].tolist()
+        found[m] = tuple(_different_words(ordered, vocabulary))[:_SHOWN]
+    return found
+
+
+def _different_words(tokens: Sequence[int], vocabulary: Sequence[str]) -> Iterator[int]:
+    """Yield tokens with letters or digits, each word once."""
+    seen: set[str] = set()
+    for token in tokens:
+        text = vocabulary[token].strip().lower() if token < len(vocabulary) else ""
+        if any(map(str.isalnum, text)) and text not in seen:
+            seen.add(text)
+            yield token
+
+
+def _ranks(members: int) -> list[int]:
+    return [rank for rank in range(members.bit_length()) if members >> rank & 1]
+
+
+def _predictions(model: MemoryModel, ends: EndStates, rows: NDArray[np.int64]) -> Iterator[Tensor]:
+    """Yield the model's next-token probabilities after prefixes, [up to 256, vocabulary]."""
+    import torch
+
+    for first in range(0, len(rows), 256):
+        states = ends.of(rows[first : first + 256]).to(model.device)
+        with torch.inference_mode():
+            yield model.lens.probabilities(model.lens.state_logits(states)).float().cpu()
