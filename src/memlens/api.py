@@ -405,14 +405,15 @@ def experiment(
 
     Args:
         index: An Index or its folder.
-        names: Names of experiments. "all" runs every experiment that the index supports.
+        names: Names of experiments. "all" runs every experiment that the index supports, and then the experiments on
+            shuffled networks that claims are compared with (`null_tokens`).
         validation: Corpus to draw prefixes from. None draws them from the scanned corpus.
         model: The scanned model or its current location. None loads it from where it was scanned.
         progress: Called with the name of the step, the completed work and the total.
         skipped: Called with name and reason of each experiment that "all" leaves out.
-        **options: Fields of SampleSettings (seed, sample, stop_words), RunSettings (threads, workers, executor, ...)
-            and, with `validation`, CorpusSettings (unit, column). With "all", `sample` applies only to experiments on
-            prefixes. Workers are used for the pass over prefixes and in local-edits.
+        **options: Fields of SampleSettings (seed, sample, stop_words, null_tokens), RunSettings (threads, workers,
+            executor, ...) and, with `validation`, CorpusSettings (unit, column). With "all", `sample` applies only to
+            experiments on prefixes. Workers are used for the pass over prefixes and in local-edits.
 
     Returns:
         The tables by name.
@@ -425,7 +426,7 @@ def experiment(
         >>> list(memlens.experiment(memlens.values(index, model=model), "rank"))
         ['rank']
     """
-    from memlens.experiments.run import run
+    from memlens.experiments.run import NULL, run
     from memlens.vocab.kernels import use_threads
 
     drawing, cutting, running = split_options("experiment", options, SampleSettings, CorpusSettings, RunSettings)
@@ -438,8 +439,15 @@ def experiment(
     arguments |= {"seed": sample.seed, "sample": sample.sample}
     index, threads = _open_current(index), _threads(run_options)
     arguments |= {"progress": progress, "skipped": skipped, "make_pool": _pool_maker(run_options, threads)}
+    runs_all = "all" in ([names] if isinstance(names, str) else names)
+    if sample.null_tokens is not None and not runs_all:
+        raise SettingError("--null-tokens has no effect without all; use --sample with shuffled")
+    source = _model_or_name(model)
     with use_threads(threads):
-        return run(index, names, _model_or_name(model), **arguments)
+        tables = run(index, names, source, **arguments)
+        if runs_all and sample.null_tokens != 0:
+            tables |= run(index, NULL.name, source, seed=sample.seed, sample=sample.null_tokens, progress=progress)
+    return tables
 
 
 def report(

@@ -29,7 +29,7 @@ from memlens.errors import IndexFolderError, ModelNotFound, SettingError
 from memlens.experiments import prefix_pass
 from memlens.experiments.experiment import APPEARS, VERDICTS, Experiment
 from memlens.experiments.prefixes import check_stop_words
-from memlens.experiments.run import EXPERIMENTS as ALL_EXPERIMENTS, find_experiments, is_made
+from memlens.experiments.run import EXPERIMENTS as ALL_EXPERIMENTS, NULL, find_experiments, is_made
 from memlens.index.check import restore_manifest
 from memlens.index.format import (
     EXPERIMENTS,
@@ -255,7 +255,8 @@ class _Work:
     def experiments(self) -> Stage:
         start = time.monotonic() - self.experiment_seconds
         skipped = self._run_experiments(lambda experiment: True)
-        by_kind = sorted(ALL_EXPERIMENTS.values(), key=lambda experiment: experiment.on_prefixes)
+        self._run_null()
+        by_kind = [*sorted(ALL_EXPERIMENTS.values(), key=lambda experiment: experiment.on_prefixes), NULL]
         names = tuple(experiment.name for experiment in by_kind if experiment.name in self.made)
         outcome = MADE if names else KEPT
         return Stage("experiments", outcome, time.monotonic() - start, made=names, skipped=tuple(skipped.items()))
@@ -276,6 +277,15 @@ class _Work:
             api.experiment(self.index, names, model=self.model, threads=self.threads, progress=self.progress, **options)
             self.made += names
         return skipped
+
+    def _run_null(self) -> None:
+        """Measure the claims in shuffled networks unless they are complete or not wanted."""
+        settings = self.sampling.settings
+        options = {"seed": settings.seed, "sample": settings.null_tokens}
+        if settings.null_tokens == 0 or is_made(self.index, NULL, **options):
+            return
+        api.experiment(self.index, NULL.name, model=self.model, threads=self.threads, progress=self.progress, **options)
+        self.made.append(NULL.name)
 
     def report(self) -> Stage:
         self.page = api.report(self.index, progress=self.progress)
@@ -345,6 +355,7 @@ def demo(
     if options.get("resume", True):
         prefixes, edited = _at_least(api.folder_of(out), prefixes, edited)
     samples = {experiment.name: edited for experiment in find_experiments(["all"]) if experiment.tokens_run}
+    options = {"null_tokens": 0, **options}  # shuffled networks would take longer than everything else
     if corpus == BUNDLED:
         options = {"validation": HELD_OUT, "max_tokens": READ, **options}
     memory_model = _load(model)
@@ -456,7 +467,8 @@ def repair(
 def _experiments_of(manifest: Manifest, files: Sequence[str]) -> list[str]:
     """Return the experiments that wrote these files. Any experiment on prefixes repeats the pass over prefixes."""
     tables = {file.removesuffix(".parquet") for file in files}
-    experiments = [experiment for experiment in ALL_EXPERIMENTS.values() if experiment.name in manifest.experiments]
+    known = (*ALL_EXPERIMENTS.values(), NULL)
+    experiments = [experiment for experiment in known if experiment.name in manifest.experiments]
     writers = [
         experiment
         for experiment in experiments

@@ -249,6 +249,14 @@ class SampleSettings(Settings):
         metavar="en|frequent",
         default_text="en",
     )
+    null_tokens: int | None = option(
+        None,
+        "Tokens of text for shuffled networks, which claims are compared with; 0 leaves them out.",
+        metavar="N",
+        default_text="10000",
+        minimum=0,
+        maximum=MOST_SAMPLE,
+    )
 
 
 @dataclass(frozen=True)

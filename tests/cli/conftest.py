@@ -45,7 +45,7 @@ def valued(tiny_gpt2_values: Index) -> Path:
 def analyzed(models: Paths, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     """Everything there is about the gated model; only read it."""
     out = tmp_path_factory.mktemp("analyzed") / "index"
-    return analyze(models["gated"], text, out=out, top=7, tokens=9, sample=30, threads=1)
+    return analyze(models["gated"], text, out=out, top=7, tokens=9, sample=30, threads=1, null_tokens=0)
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from memlens import api, pipeline
 from memlens.experiments.run import EXPERIMENTS
 from memlens.pipeline import STAGES, Analysis
 
-OPTIONS: dict[str, Any] = {"top": 7, "tokens": 9, "sample": 30, "threads": 1}
-COMMAND = ("--top", 7, "--tokens", 9, "--sample", 30)
+OPTIONS: dict[str, Any] = {"top": 7, "tokens": 9, "sample": 30, "threads": 1, "null_tokens": 0}
+COMMAND = ("--top", 7, "--tokens", 9, "--sample", 30, "--null-tokens", 0)
 
 
 def stop_at(wanted: str) -> Any:
@@ -47,7 +47,17 @@ def test_an_analysis_has_every_stage_and_its_sample_counts_prefixes_only(analyze
 
 def test_text_without_any_next_token_makes_a_page_with_gaps(run: Run, models: Paths, tmp_path: Path) -> None:
     (tmp_path / "letters.txt").write_text("a\nb\nc\nd\n")
-    command = ["analyze", models["plain"], tmp_path / "letters.txt", "-o", tmp_path / "index", "--unit", "line"]
+    command = [
+        "analyze",
+        models["plain"],
+        tmp_path / "letters.txt",
+        "-o",
+        tmp_path / "index",
+        "--unit",
+        "line",
+        "--null-tokens",
+        0,
+    ]
     ran = run(*command, "--sample", 9, "--threads", 1)
     assert ran.code == 0 and "Traceback" not in ran.err
     assert "The layers needed were not measured" in (tmp_path / "index" / "report.html").read_text("utf-8")
@@ -155,6 +165,7 @@ def test_the_command_stops_with_130_and_continues(run, models, text, analyzed, t
 
 def test_an_experiment_that_cannot_be_had_is_named_and_the_rest_is_made(run, models, text, tmp_path) -> None:
     command = ["analyze", models["plain"], text, "-o", tmp_path, "--layers", "0-1", "--sample", 9, "--threads", 1]
+    command += ["--null-tokens", 0]
     ran = run(*command)
     assert ran.code == 0 and "last-layer was skipped: the model's last layer, 2" in ran.err
     again = json.loads(run(*command, "--json").out)["stages"][3]

@@ -43,7 +43,9 @@ def test_an_experiment_is_kept_and_printed_with_its_curve_and_the_papers(run: Ru
 
 
 def test_json_has_the_rows_of_the_tables(run: Run, whole: Path) -> None:
-    answer = json.loads(run("experiment", whole, "all", "--sample", 30, "--threads", 1, "--json").out)
+    answer = json.loads(
+        run("experiment", whole, "all", "--sample", 30, "--threads", 1, "--null-tokens", 0, "--json").out
+    )
     assert [experiment["name"] for experiment in answer["experiments"]] == list(EXPERIMENTS) and answer["skipped"] == []
     assert answer["prefixes"].startswith("30 random prefixes of the scanned corpus")
     index = Index(whole)
@@ -65,7 +67,7 @@ def test_json_has_the_rows_of_the_tables(run: Run, whole: Path) -> None:
 def test_every_experiment_has_its_picture(run: Run, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for columns in (80, 120):
         monkeypatch.setenv("COLUMNS", str(columns))
-        ran = run("experiment", whole, "all", "--sample", 30, "--threads", 1)
+        ran = run("experiment", whole, "all", "--sample", 30, "--threads", 1, "--null-tokens", 0)
         assert ran.code == 0 and max(map(len, ran.out.splitlines())) <= columns
         for one in EXPERIMENTS.values():
             part = ran.out[ran.out.index(f"{one.name}  {one.title}") :].split("\n\n")[0]
@@ -103,6 +105,31 @@ def test_an_unknown_experiment_is_refused_with_the_known_ones(run: Run, with_val
     assert checksums(with_values) == before
 
 
+def test_all_ends_with_shuffled_networks_and_prints_them_beside_the_claims(
+    run: Run, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memlens.experiments.shuffled.NETWORKS", 1)
+    monkeypatch.setattr("memlens.experiments.shuffled.SAMPLES", {"local-edits": 2})
+    ran = run("experiment", whole, "all", "--sample", 30, "--threads", 1, "--null-tokens", 40)
+    assert ran.code == 0, ran.err
+    index = Index(whole)
+    rows = index.table("experiments/shuffled").to_pylist()
+    assert index.manifest.experiment("shuffled").sample == 40 and rows
+    table = ran.out[ran.out.index("claim  ") :]
+    assert "shuffled network" in table.splitlines()[0]
+    judged = {one.claim.slug: one.judgement for one in Tables(index).judge()}
+    assert {row["claim"] for row in rows} == {slug for slug, one in judged.items() if one and one.shuffled}
+    claims = json.loads(run("report", whole, "--json").out)["claims"]
+    assert {claim["claim"]: claim["shuffled"] for claim in claims} == {
+        slug: one.shuffled for slug, one in judged.items() if one
+    }
+    page = (whole / "report.html").read_text(encoding="utf-8")
+    assert '<th scope="col">shuffled network</th>' in page
+    ran = run("experiment", whole, "shuffled", "--sample", 40, "--threads", 1)
+    assert ran.code == 0 and "beyond the paper: 1 shuffled networks, " in ran.out
+    assert is_refused(run("experiment", whole, "rank", "--null-tokens", 9), "--null-tokens has no effect without all")
+
+
 def test_an_index_without_values_says_which_command_to_run(run: Run, plain: Path) -> None:
     before = checksums(plain)
     for names in (["agreement"], ["all"], ["local-edits", "cases"]):
@@ -116,7 +143,7 @@ def test_what_an_index_cannot_have_is_skipped_within_all_and_refused_by_name(run
     memlens.scan(models["plain"], text, out=folder, layers="0-1", threads=1)
     memlens.values(folder, threads=1)
     assert is_refused(run("experiment", folder, "last-layer"), "last layer, 2", "--layers")
-    ran = run("experiment", folder, "all", "--sample", 9, "--threads", 1)
+    ran = run("experiment", folder, "all", "--sample", 9, "--threads", 1, "--null-tokens", 0)
     assert ran.code == 0 and "last-layer was skipped: the model's last layer, 2" in ran.err
     assert Index(folder).has("experiments/vetoes") and not Index(folder).has("experiments/last-layer")
     assert is_refused(run("experiment", folder, "all", "last-layer"), "last layer, 2")

@@ -22,7 +22,7 @@ FOLDERS: dict[str, Callable[[Path, Path, Path], list[object]]] = {
     "assets": lambda index, model, text: ["report", index, "--assets"],
     "demo": lambda index, model, text: ["demo", "-o"],
     "scan": lambda index, model, text: ["scan", model, text, "--threads", 1, "-o"],
-    "analyze": lambda index, model, text: ["analyze", model, text, "--threads", 1, "-o"],
+    "analyze": lambda index, model, text: ["analyze", model, text, "--threads", 1, "--null-tokens", 0, "-o"],
     "merge": lambda index, model, text: ["merge", index, "-o"],
     "site": lambda index, model, text: ["site", index, "-o"],
     "neuronpedia": lambda index, model, text: ["export", index, "--format", "neuronpedia", "-o"],

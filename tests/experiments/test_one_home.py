@@ -34,9 +34,18 @@ def test_a_new_experiment_is_listed_run_printed_reported_and_drawn(
     assert f"beyond the paper: {sum(row['memories'] for row in rows):,} memories" in printed
     *shown, verdict, reason = printed.splitlines()
     assert [line.split()[0] for line in shown[-len(rows) :]] == [str(row["layer"]) for row in rows]
-    assert verdict == "appears: A toy memory has triggers" and reason == "  It has what was kept."
+    assert verdict == "not compared with a shuffled network: A toy memory has triggers"
+    assert reason == (
+        "  It has what was kept; appears by the rule, but no shuffled network was measured (memlens experiment INDEX "
+        "shuffled)."
+    )
     page = make_report(index, tmp_path / "report.html").read_text(encoding="utf-8")
-    words = ("How many triggers has a memory?", "A toy memory has triggers", "Appears always.", "It has what was kept.")
+    words = (
+        "How many triggers has a memory?",
+        "A toy memory has triggers",
+        "Appears always.",
+        "It has what was kept; ",
+    )
     assert all(text in page for text in ('<article id="toy"', '"toy":{"$schema"', *words))
     (section,) = read_charts(ServedIndex(index.folder))
     assert (section.name, section.charts[0].name, len(section.tables[0].rows)) == ("toy", "toy", len(rows))

@@ -43,7 +43,8 @@ def nursery(inputs: Path, hub: Hub, tmp_path_factory: pytest.TempPathFactory) ->
         patch.setenv("HF_TOKEN", "hf_of_the_tests")
         patch.setenv("HF_HUB_DISABLE_XET", "1")
         patch.setenv("HF_HOME", str(warm.parent / "home"))
-        started = Nursery([["analyze", inputs / "model", inputs / "one.txt", "-o", warm, "--threads", "1", "--quiet"]])
+        options = ["-o", warm, "--threads", "1", "--null-tokens", "0", "--quiet"]
+        started = Nursery([["analyze", inputs / "model", inputs / "one.txt", *options]])
     yield started
     started.close()
     shutil.rmtree(warm)

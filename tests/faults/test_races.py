@@ -57,7 +57,9 @@ VERBS = {
     "repair": Verb(("repair", "{}/index", "--json"), ("index", "model")),
     "merge": Verb(("merge", "{}/part1", "{}/part2", "-o", "{}/new"), ("part1", "part2", "new"), 0),
     "analyze": Verb(
-        ("analyze", "{}/model", "{}/one.txt", "-o", "{}/new", *SCAN, "--quiet"), ("model", "one.txt", "new"), 0
+        ("analyze", "{}/model", "{}/one.txt", "-o", "{}/new", *SCAN, "--null-tokens", "0", "--quiet"),
+        ("model", "one.txt", "new"),
+        0,
     ),
     "serve": Verb(("ask", "{}/index", *ADDRESSES)),
 }

@@ -81,6 +81,17 @@ def _cases(layer: int, residual: float) -> Row:
     return {"layer": layer, "residual": kept, "ffn": 1, "agreement": 2, "composition": rest, "reversal": 1}
 
 
+def shuffled_networks() -> list[Row]:
+    """Shuffled networks that show none of the claims, and a network that shows all of them."""
+    claims = [claim for experiment in EXPERIMENTS.values() for claim in experiment.claims]
+    return [
+        {"claim": claim.slug, "seed": 0, "tokens": 1000, "value": shuffled, "low": shuffled, "high": shuffled}
+        | {"trained": trained, "trained_low": trained, "trained_high": trained}
+        for claim in claims
+        for shuffled, trained in [(0.0, float(claim.sign) if claim.target is None else claim.target)]
+    ]
+
+
 def patterns_of(index: Index) -> list[Row]:
     """Shallow patterns below, semantic ones above, one of them with a description that tries to break out."""
     rows = []
@@ -105,6 +116,7 @@ def write_all(index: Index) -> None:
     vetoes = [(index.layers[-1], memory, 90, 30 - memory, -1.5, 3, EVIL, 4) for memory in range(12)]
     columns = "layer memory compositions times push token token_text token_times"
     write_rows(index, "vetoes", table_of(columns, vetoes))
+    write_rows(index, "shuffled", shuffled_networks())
     write_rows(index, "patterns", patterns_of(index), folder="")
     write_rows(index, "patterns", figure.compute(index))
     write_rows(index, "patterns-people", [{"annotator": EVIL, **row} for row in figure.compute(index)])

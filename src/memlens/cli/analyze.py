@@ -294,6 +294,7 @@ def experiment(
             rows = {name: tables[name].to_pylist() for name in experiment.table_names}
             _print_experiment(screen, opened, experiment, rows)
             _print_claims(screen, opened, experiment, tables)
+        _print_shuffled(screen, opened, completed, tables)
     for name, reason in skipped.items():
         screen.note(f"{name} was skipped: {visible(reason)}")
     screen.note(f"tables are in {visible(str(opened.folder / 'experiments'))}")
@@ -338,6 +339,24 @@ def _print_claims(screen: Screen, index: memlens.Index, experiment: Experiment, 
         assert judgement is not None  # computed above, so the claim can be judged
         screen.paragraph(Text.assemble((judgement.verdict, "bold"), ": ", judged.claim.text))
         screen.paragraph(Text(visible(judgement.reason), "dim"), indent=2)
+
+
+def _print_shuffled(
+    screen: Screen, index: memlens.Index, completed: list[Experiment], tables: dict[str, pa.Table]
+) -> None:
+    """Print the claims next to the same numbers in shuffled networks, if the index has these."""
+    judged = [
+        (one.claim, one.judgement) for experiment in completed for one in experiment.judge(index, _read_rows(tables))
+    ]
+    if not any(judgement and judgement.shuffled for _, judgement in judged):
+        return
+    rows = [
+        [claim.text, visible(judgement.yours), judgement.shuffled or "–", Text(judgement.verdict, "bold")]
+        for claim, judgement in judged
+        if judgement is not None
+    ]
+    screen.result()
+    screen.table(["claim", "this model", "shuffled network", "verdict"], rows, wrap=True)
 
 
 def _list_experiments(screen: Screen, index: memlens.Index) -> None:

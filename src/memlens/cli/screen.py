@@ -307,6 +307,7 @@ _DESCRIPTIONS = {
     "patterns": "counting patterns",
     "prefixes": "running prefixes",
     "local-edits": "editing prefixes",
+    "shuffled": "measuring shuffled networks",
     "texts": "reading texts",
     "probes": "fitting probes",
     "scores": "scoring memories",
@@ -326,6 +327,7 @@ _UNITS = {
     "keys": "memories",
     "prefixes": "prefixes",
     "local-edits": "prefixes",
+    "shuffled": "networks",
 }
 
 

@@ -32,9 +32,11 @@ from memlens.text import number, percent, visible
 Row = dict[str, Any]
 
 APPEARS, PARTLY, ABSENT, UNCLEAR = "appears", "appears in part", "does not appear", "cannot tell"
+SAME, UNCOMPARED = "same as shuffled network", "not compared with a shuffled network"
 NOT_APPLICABLE, NOT_JUDGED = "not applicable", "shown without a verdict"
 UNTESTED = (NOT_APPLICABLE, NOT_JUDGED)  # verdicts of claims that do not count as tested
-VERDICTS = (APPEARS, PARTLY, ABSENT, UNCLEAR, *UNTESTED)
+VERDICTS = (APPEARS, PARTLY, SAME, ABSENT, UNCLEAR, UNCOMPARED, *UNTESTED)
+SHUFFLED = "shuffled"  # the table of claims in shuffled networks
 THIRDS = ("lower", "middle", "upper")  # of the layers
 FEWEST = 6  # minimum number of observations: with fewer, a median has no 95% interval
 _SMALL = 0.1  # share of the published size
@@ -139,6 +141,7 @@ class Judgement:
     verdict: str
     reason: str = ""  # one sentence
     measure: Estimate | None = None  # the number that is judged, to compare with shuffled networks
+    shuffled: str = ""  # the same number in shuffled networks; empty if it was not measured
 
     def and_also(self, words: str) -> "Judgement":
         """Return the same judgement with words added to its reason."""
@@ -186,8 +189,63 @@ class JudgedClaim:
     def record(self) -> Row:
         """The claim and its judgement as one flat record for JSON."""
         judgement = self.judgement
-        columns = {name: getattr(judgement, name) for name in ("verdict", "yours", "interval", "reason")}
+        columns = {name: getattr(judgement, name) for name in ("verdict", "yours", "interval", "shuffled", "reason")}
         return {"claim": self.claim.slug, "text": self.claim.text, "published": self.claim.published, **columns}
+
+
+def compare_with_shuffled(claim: Claim, judged: Judgement, rows: Sequence[Row]) -> Judgement:
+    """Compare a claim with shuffled networks. `rows` are those of the table SHUFFLED for this claim.
+
+    A claim that satisfies its rule appears only if it exceeds the shuffled networks.
+    """
+    estimates = [estimate for row in rows if (estimate := estimate_of(row, "value"))]
+    trained = estimate_of(rows[0], "trained", "trained_low", "trained_high") if rows else None
+    if estimates:
+        shuffled = join_networks(estimates)
+        judged = replace(judged, shuffled=f"{claim.write(shuffled.value)}")
+    if judged.verdict not in (APPEARS, PARTLY) or not claim.is_compared:
+        return judged
+    if not estimates or trained is None:
+        advice = "no shuffled network was measured (memlens experiment INDEX shuffled)"
+        verdict, reason = UNCOMPARED, f"{judged.verdict} by the rule, but {advice}"
+    else:
+        excess = exceeds(claim, trained, shuffled)
+        here, there = claim.write(trained.value), f"{claim.write(shuffled.low)} to {claim.write(shuffled.high)}"
+        verdict = judged.verdict if excess.low > 0 else SAME
+        how = "more than" if excess.low > 0 else "not distinguishable from"
+        reason = f"on the same part of the text {here}, {how} {len(estimates)} shuffled networks ({there})"
+    return replace(judged, verdict=verdict).and_also(reason)
+
+
+def join_networks(estimates: Sequence[Estimate]) -> Estimate:
+    """Return the mean over networks with an interval for a further network.
+
+    The interval combines the error of each estimate with the variation between networks (a prediction interval). With
+    one network, the variation is unknown and only the error counts.
+    """
+    count = len(estimates)
+    values = np.array([estimate.value for estimate in estimates])
+    mean, spread = float(values.mean()), 0.0
+    if count > 1:
+        from scipy.special import stdtrit
+
+        spread = float(stdtrit(count - 1, 0.975) * values.std(ddof=1)) * (1 + 1 / count) ** 0.5
+    below = np.mean([(estimate.value - estimate.low) ** 2 for estimate in estimates])
+    above = np.mean([(estimate.high - estimate.value) ** 2 for estimate in estimates])
+    return Estimate(mean, mean - float(below + spread**2) ** 0.5, mean + float(above + spread**2) ** 0.5)
+
+
+def exceeds(claim: Claim, trained: Estimate, shuffled: Estimate) -> Estimate:
+    """Return how far a network exceeds another in the direction of the claim, or comes closer to the claimed share."""
+    if claim.target is None:
+        return contrast((1, -1), (trained, shuffled)).times(claim.sign)
+    return contrast((-1, 1), [_distance(estimate, claim.target) for estimate in (trained, shuffled)])
+
+
+def _distance(estimate: Estimate, target: float) -> Estimate:
+    low, high = sorted(abs(edge - target) for edge in (estimate.low, estimate.high))
+    is_inside = estimate.low <= target <= estimate.high
+    return Estimate(abs(estimate.value - target), 0.0 if is_inside else low, high)
 
 
 RULE_OF_TRENDS = (
@@ -480,7 +538,22 @@ class Experiment:
         return tuple(table.name for table in self.tables)
 
     def judge(self, index: Index, rows: Callable[[str], list[Row] | None]) -> list[JudgedClaim]:
-        """Judge its claims. `rows` returns the rows of a table, or None if it is missing."""
+        """Judge its claims, and compare them with shuffled networks if the index has these.
+
+        `rows` returns the rows of a table, or None if it is missing.
+        """
+        null = f"experiments/{SHUFFLED}"
+        measured = index.table(null).to_pylist() if self.claims and index.has(null) else []
+        return [
+            replace(judged, judgement=compare_with_shuffled(judged.claim, judged.judgement, own))
+            if judged.judgement
+            else judged
+            for judged in self.judge_rules(index, rows)
+            for own in [[row for row in measured if row["claim"] == judged.claim.slug]]
+        ]
+
+    def judge_rules(self, index: Index, rows: Callable[[str], list[Row] | None]) -> list[JudgedClaim]:
+        """Judge its claims by their rules alone."""
         model = index.manifest.model
         memories = {layer: index.memories(layer) for layer in index.layers}
         at_zero = not model.gated and (model.activation or "relu").startswith("relu")

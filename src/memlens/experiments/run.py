@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from memlens.annotations.records import Annotations
 from memlens.errors import IndexFolderError, SettingError, UnknownName
-from memlens.experiments.experiment import PREFIX_OPTIONS, SAMPLE, Experiment, ResultTable, Row
+from memlens.experiments.experiment import PREFIX_OPTIONS, SAMPLE, SHUFFLED, Experiment, ResultTable, Row
 from memlens.index.format import EXPERIMENTS as FOLDER
 from memlens.index.reader import Index
 from memlens.pool import Pool
@@ -38,18 +38,20 @@ def _load(module: str) -> Experiment:
 
 
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in map(_load, MODULES)}
+NULL = _load(SHUFFLED)  # the claims in shuffled networks, for which experiments run again; not part of "all"
 
 
 def find_experiments(names: Sequence[str]) -> list[Experiment]:
-    """Return experiments by name, each once, in the order of MODULES; `all` means every one.
+    """Return experiments by name, each once, in the order of MODULES; `all` means every one but NULL.
 
     Raises:
         UnknownName: There is no such experiment.
     """
+    known = {**EXPERIMENTS, NULL.name: NULL}
     for name in names:
-        if name not in EXPERIMENTS and name != "all":
-            raise UnknownName(f"there is no experiment '{name}'; known: {', '.join(EXPERIMENTS)}, or all")
-    return [experiment for experiment in EXPERIMENTS.values() if experiment.name in names or "all" in names]
+        if name not in known and name != "all":
+            raise UnknownName(f"there is no experiment '{name}'; known: {', '.join(known)}, or all")
+    return [one for name, one in known.items() if name in names or ("all" in names and name in EXPERIMENTS)]
 
 
 def in_paper_order() -> list[Experiment]:
@@ -63,8 +65,8 @@ def in_paper_order() -> list[Experiment]:
 
 
 def all_tables() -> Iterator[tuple[Experiment, ResultTable]]:
-    """Yield every table of every experiment, in the order of the paper."""
-    for experiment in in_paper_order():
+    """Yield every table of every experiment, in the order of the paper, and that of NULL."""
+    for experiment in [*in_paper_order(), NULL]:
         for table in experiment.tables:
             yield experiment, table
 

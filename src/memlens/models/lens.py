@@ -121,6 +121,11 @@ class Lens:
         self.soft_cap = soft_cap  # maps logits into (-cap, cap) before the softmax (Gemma 2)
 
     @property
+    def modules(self) -> tuple[Any, Any]:
+        """The modules of the output and of the input embedding."""
+        return self._output, self._input_embedding
+
+    @property
     def readings(self) -> tuple[str, ...]:
         """The supported readings of values, the default first."""
         return ("raw",) if self.final_norm is None else ("folded", "raw")

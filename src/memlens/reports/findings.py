@@ -20,7 +20,9 @@ from memlens.experiments.experiment import (
     NOT_APPLICABLE,
     NOT_JUDGED,
     PARTLY,
+    SAME,
     UNCLEAR,
+    UNCOMPARED,
     JudgedClaim,
     Row,
     in_third,
@@ -133,8 +135,10 @@ def finders() -> dict[str, Finder]:
 _PRELUDES = {
     APPEARS: "",
     PARTLY: "In part: ",
+    SAME: "As in a shuffled network: ",
     ABSENT: "Not here: ",
     UNCLEAR: "Unclear here: ",
+    UNCOMPARED: "Not compared with a shuffled network: ",
     NOT_APPLICABLE: "Not applicable to this model: ",
     NOT_JUDGED: "Without a verdict: ",
 }
@@ -149,7 +153,8 @@ def _by_claim(slug: str, extra: Callable[[Material], Iterable[str]] = lambda mat
             return None
         claim, judgement = judged.claim, judged.judgement
         interval = f" ({judgement.interval})" if judgement.interval else ""
-        lines = (f"here: {judgement.yours}{interval}", f"in the paper: {claim.published}")
+        lines = [f"here: {judgement.yours}{interval}", f"in the paper: {claim.published}"]
+        lines += [f"in shuffled networks: {judgement.shuffled}"] if judgement.shuffled else []
         return Insight(
             f"claim-{slug}",
             _PRELUDES[judgement.verdict] + claim.text,

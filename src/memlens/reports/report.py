@@ -37,7 +37,9 @@ from memlens.experiments.experiment import (
     NOT_JUDGED,
     PAPER_LAYERS,
     PARTLY,
+    SAME,
     UNCLEAR,
+    UNCOMPARED,
     UNTESTED,
     JudgedClaim,
     Panel,
@@ -62,8 +64,10 @@ _MEMORY = re.compile(r"\bL\d+(?:[ES]\d+)?N\d+\b")
 VERDICTS = {
     APPEARS: ("yes", "✓"),
     PARTLY: ("partly", "≈"),
+    SAME: ("no", "="),
     ABSENT: ("no", "✕"),
     UNCLEAR: ("open", "?"),
+    UNCOMPARED: ("open", "?"),
     NOT_APPLICABLE: ("none", "–"),
     NOT_JUDGED: ("none", "·"),
 }

@@ -1,0 +1,133 @@
+"""The claims of shuffled networks, and what a claim needs beyond its rule."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import memlens
+from memlens.experiments import shuffled
+from memlens.experiments.experiment import (
+    ABSENT,
+    APPEARS,
+    NOT_JUDGED,
+    PARTLY,
+    SAME,
+    UNCOMPARED,
+    Claim,
+    Evidence,
+    Judgement,
+    Row,
+    compare_with_shuffled,
+    exceeds,
+    join_networks,
+)
+from memlens.experiments.run import EXPERIMENTS, NULL, is_made, run
+from memlens.models.memory_model import MemoryModel
+from memlens.models.shuffle import shuffled_weights
+from memlens.stats import Estimate
+
+
+def claim(sign: int = 1, target: float | None = None, *, is_compared: bool = True) -> Claim:
+    return Claim("c", "C", "1", "rule", lambda evidence: judged(), sign=sign, target=target, is_compared=is_compared)
+
+
+def judged(verdict: str = APPEARS) -> Judgement:
+    return Judgement("+5 points", "", verdict, "A reason.", Estimate(0.05, 0.04, 0.06))
+
+
+def networks(trained: float, *values: float, width: float = 0.01) -> list[Row]:
+    return [
+        {"claim": "c", "seed": seed, "value": value, "low": value - width, "high": value + width}
+        | {"trained": trained, "trained_low": trained - width, "trained_high": trained + width}
+        for seed, value in enumerate(values)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "sign", "rows", "expected"),
+    [
+        (APPEARS, 1, networks(0.5, 0.1, 0.12, 0.11), APPEARS),
+        (PARTLY, 1, networks(0.5, 0.1, 0.12, 0.11), PARTLY),
+        (APPEARS, 1, networks(0.5, 0.49, 0.5, 0.51), SAME),
+        (APPEARS, 1, networks(0.5, 0.9, 0.9, 0.9), SAME),  # shuffled networks show more
+        (APPEARS, -1, networks(-0.5, -0.1, -0.12, -0.11), APPEARS),
+        (APPEARS, -1, networks(-0.5, -0.9, -0.9, -0.9), SAME),
+        (APPEARS, 1, networks(0.5, 0.1, 0.45, 0.2), SAME),  # shuffled networks differ from each other
+        (APPEARS, 1, networks(0.5, 0.45), APPEARS),
+        (APPEARS, 1, [], UNCOMPARED),
+        (ABSENT, 1, networks(0.5, 0.1, 0.12, 0.11), ABSENT),
+        (NOT_JUDGED, 1, [], NOT_JUDGED),
+    ],
+)
+def test_a_claim_appears_only_beyond_shuffled_networks(rule: str, sign: int, rows: list[Row], expected: str) -> None:
+    """Before, 10 of 25 claims appeared in the bundled model with shuffled weights."""
+    compared = compare_with_shuffled(claim(sign), judged(rule), rows)
+    assert compared.verdict == expected and bool(compared.shuffled) == bool(rows)
+    if expected == UNCOMPARED:
+        assert "appears by the rule, but no shuffled network was measured" in compared.reason
+    if expected == SAME:
+        assert "not distinguishable from" in compared.reason or "not more than" in compared.reason
+
+
+def test_what_people_judged_is_not_compared() -> None:
+    assert compare_with_shuffled(claim(is_compared=False), judged(), []).verdict == APPEARS
+
+
+def test_a_claimed_share_is_compared_by_its_distance() -> None:
+    third = claim(target=1 / 3)
+    near, far = Estimate(0.32, 0.31, 0.33), Estimate(0.1, 0.09, 0.11)
+    assert exceeds(third, near, far).low > 0 > exceeds(third, far, near).high
+    assert exceeds(third, near, near).low < 0
+    over = Estimate(0.6, 0.59, 0.61)  # more than a third is no closer
+    assert exceeds(third, near, over).low > 0
+
+
+def test_a_further_network_lies_in_the_interval_of_some() -> None:
+    random = np.random.default_rng(0)
+    inside = 0
+    for _ in range(400):
+        values = random.normal(0.3, 0.05, 4).tolist()
+        interval = join_networks([Estimate(value, value, value) for value in values[:3]])
+        inside += interval.low <= values[3] <= interval.high
+    assert 0.92 < inside / 400 < 0.98
+    assert join_networks([Estimate(0.3, 0.2, 0.5)]) == pytest.approx((0.3, 0.2, 0.5))
+
+
+@pytest.mark.parametrize("scanned", ["gpt2"], indirect=True)
+def test_rows_are_the_measures_of_an_analysis_of_the_same_text(
+    fresh: tuple[memlens.Index, MemoryModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, model = fresh
+    monkeypatch.setattr(shuffled, "NETWORKS", 1)
+    monkeypatch.setattr(shuffled, "PREFIXES", 20)
+    monkeypatch.setattr(shuffled, "SAMPLES", {"local-edits": 2})
+    before = model.fingerprint()
+    rows = run(index, "shuffled", model, sample=100)["shuffled"].to_pylist()
+    assert model.fingerprint() == before and is_made(index, NULL, sample=100)
+    known = {one.slug for experiment in EXPERIMENTS.values() for one in experiment.claims}
+    assert rows and {row["claim"] for row in rows} <= known and {row["seed"] for row in rows} == {0}
+    text = tmp_path / "text.jsonl"
+    assert shuffled.write_part(index, text, 100) == rows[0]["tokens"] >= 100
+    with shuffled_weights(model, 0):
+        part = memlens.scan(model, text, out=tmp_path / "part", layers=shuffled.chosen_layers(index))
+        memlens.values(part, model=model)
+        by_hand = run(part, "agreement", model)["agreement"].to_pylist()
+    rates = {row["layer"]: row["rate"] for row in by_hand}
+    share = sum(row["agree"] for row in by_hand) / sum(row["memories"] for row in by_hand)
+    (row,) = [row for row in rows if row["claim"] == "agreement-chance"]
+    chance = max(
+        sum(row[name] * row["memories"] for row in by_hand) / sum(row["memories"] for row in by_hand)
+        for name in ("shuffled", "baseline")
+    )
+    assert rates and row["value"] == pytest.approx(share - chance)
+    verdicts = [one.judgement for one in EXPERIMENTS["agreement"].judge(index, lambda name: by_hand)]
+    assert all(one is not None and one.shuffled for one in verdicts)
+
+
+def test_evidence_of_a_claim_is_unchanged_by_the_comparison() -> None:
+    first = judged()
+    compared = compare_with_shuffled(claim(), first, networks(0.5, 0.1, 0.12, 0.11))
+    assert replace(compared, reason=first.reason, shuffled="") == first
+    assert Evidence([], 2, {}).rows == []
