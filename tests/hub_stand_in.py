@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -211,11 +212,19 @@ ROUTES: list[tuple[str, Any]] = [
 ]
 
 
+class Server(ThreadingHTTPServer):
+    """A server that prints nothing about clients that were killed."""
+
+    def handle_error(self, *arguments: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(*arguments)
+
+
 @contextmanager
 def running() -> Iterator[Hub]:
     """Run a stand-in on a free port of this machine inside the context."""
     hub = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub}))
+    server = Server(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub}))
     server.daemon_threads = True
     hub.address = f"http://127.0.0.1:{server.server_address[1]}"
     Thread(target=server.serve_forever, daemon=True).start()

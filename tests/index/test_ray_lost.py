@@ -23,7 +23,7 @@ build.build_index.__kwdefaults__["save_seconds"] = 0.0
 build.segment_size, scan.SAVE_RATIO = (lambda *plan: 2), 0
 sys.exit(main(sys.argv[1:]))
 """
-AGENTS = ("raylet/raylet", "gcs/gcs_server") if os.environ.get("MEMLENS_FAULTS") == "all" else ("raylet/raylet",)
+AGENTS = ("raylet/raylet", "gcs/gcs_server")
 
 
 def descendants(process: int) -> dict[int, str]:

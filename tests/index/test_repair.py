@@ -125,7 +125,7 @@ def test_a_manifest_that_is_lost_with_its_backup_cannot_be_restored(
     folder = copy_of(complete).folder
     (folder / "manifest.json").write_bytes(b"{")
     (folder / "manifest.backup.json").unlink()
-    with pytest.raises(IndexFolderError, match=r"manifest.json is damaged \(not JSON\)"):
+    with pytest.raises(IndexFolderError, match=r"damaged \(not JSON\); nothing else describes this index"):
         memlens.repair(folder)
 
 

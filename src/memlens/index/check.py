@@ -280,7 +280,7 @@ def restore_manifest(folder: Path) -> list[str]:
     if not path.exists() and not (folder / BACKUP).is_file():
         return []
     try:
-        Manifest.read(folder)
+        Manifest.read(folder, "nothing else describes this index; scan again with --fresh")
         return []
     except IndexFolderError as error:
         damage = error
