@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -21,6 +21,7 @@ from memlens.memory import EncodedText
 _PROBE = "The river"
 _MOST_GROWTH = 64  # of a text by the replacements of a normalizer
 _PATIENCE = 60.0  # seconds for a text, and one more for every _SLOWEST characters
+_GRACE = 5.0  # seconds after a signal: Rust should not return to a Python that is ending
 _SLOWEST = 10_000  # characters per second; usual tokenizers read more than 100,000
 _LONE_BYTES = re.compile("[\udc80-\udcff]+")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")  # a single byte in sentencepiece
@@ -100,7 +101,8 @@ class Tokenizer:
         length = max(map(len, [texts] if isinstance(texts, str) else texts))
         seconds = _PATIENCE + sum(map(len, texts)) / _SLOWEST
         with _holding_stderr() as held:
-            Thread(target=call, daemon=True).start()  # Rust cannot be interrupted, so it may outlive the limit
+            thread = Thread(target=call, daemon=True)  # Rust cannot be interrupted, so it may outlive the limit
+            thread.start()
             try:
                 return outcome.result(seconds)
             except TimeoutError:
@@ -114,8 +116,10 @@ class Tokenizer:
                 ) from error
             except BaseException as error:
                 if type(error).__name__ != "PanicException":  # of Rust, for example if a regex backtracks too often
+                    thread.join(_GRACE)
                     raise
-                os.truncate(held, 0)
+                with suppress(OSError):  # the null device is empty
+                    os.truncate(held, 0)
                 raise CorpusError(
                     f"the tokenizer failed on a text ({_first_line(error)}); check its tokenizer.json"
                 ) from None
