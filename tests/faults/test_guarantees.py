@@ -418,7 +418,8 @@ def test_an_index_replaced_under_a_command_gives_the_old_or_new_result_or_one_li
     print(f"{command}: {count} replacements, {refused} refused, none wrong")
 
 
-@some_or(20, 1)
+@pytest.mark.sweep
+@pytest.mark.parametrize("count", [20])
 def test_a_table_deleted_under_patterns_is_one_line_or_changes_nothing(room: Room, count: int) -> None:
     clean, draw, refused = room.clean("patterns", "looks"), random.Random(4), 0
     tables = sorted(name for name in contents(room.clean("values").folder) if name.endswith(".parquet"))
