@@ -69,9 +69,20 @@ def test_the_circuit_of_a_task_is_printed_and_saved(
 ) -> None:
     edits = tmp_path / "edits.json"
     command = ["circuit", tiny_gpt2_values.folder, "--pairs", write_pairs(rows), "--steps", 2, "--save", edits]
-    code, out, _ = run(*command)
+    page = tmp_path / "page.html"
+    code, out, _ = run(*command, "--report", page)
     assert code == 0 and "prefers the clean answer in 100% of 8 pairs" in out and "faithfulness" in out
     assert Intervention.load(edits).fingerprint is not None
+    text = page.read_text(encoding="utf-8")
+    named = [str(edit.memories[0]) for edit in Intervention.load(edits).edits]
+    assert re.findall(r"<tr><td>(L\dN\d+)</td>", text) == named[:200] and text.count("<polyline") == 3
+    assert not re.search(r"(src|href)=|url\(", text)  # nothing is loaded
+
+
+def test_a_page_of_a_user_is_not_replaced(refused: Refused, tiny_gpt2: Path, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("<p>mine</p>", encoding="utf-8")
+    told = refused("circuit", tiny_gpt2, "--pairs", tmp_path / "pairs.jsonl", "--report", tmp_path / "page.html")
+    assert "was not made by memlens" in told
 
 
 def test_the_circuit_of_a_task_as_json(run: Run, tiny_gpt2: Path, rows: Any, write_pairs: Any) -> None:
@@ -93,7 +104,7 @@ def test_held_out_pairs_are_read_from_a_file(run: Run, tiny_gpt2: Path, rows: An
         (["The river", "--nodes", "0"], "--nodes is 0; it must be 1 or more"),
         (["The river", "--gate", "both"], "--gate is 'both'; it must be value or half"),
         (["The river", "--steps", "3"], "--steps has no effect with a prompt"),
-        (["The river", "--force"], "--force has no effect without --save or --svg"),
+        (["The river", "--force"], "--force has no effect without --save or --svg or --report"),
         (["--pairs", "missing.jsonl"], "missing.jsonl"),
         (["--pairs", "missing.jsonl", "--token", "b"], "--token has no effect with --pairs"),
         (["The river", "--refine"], "--refine has no effect with a prompt"),

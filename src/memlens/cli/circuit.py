@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _PROMPT, _TASK = "Circuit of a prompt", "Circuit of a task"
 _SOURCES = 3  # printed edges into a memory, strongest first
+_REPORTED = 200  # memories of a task's circuit in its report
 _MEMORIES = 20  # printed memories of a task's circuit
 _GATES = ("value", "half")
 _METHODS = ("integrated", "relevance", "patching")
@@ -107,6 +108,9 @@ def circuit(
             metavar="N", help="Random seed for held-out pairs and random sets. Default: 0.", rich_help_panel=_TASK
         ),
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the result as a page (.html).", rich_help_panel=_TASK)
+    ] = None,
     save: Annotated[
         Path | None,
         typer.Option(
@@ -129,7 +133,7 @@ def circuit(
         "--heads": heads,
     }
     of_task = {"--held-out": held_out, "--method": method, "--steps": steps, "--seed": seed}
-    of_task["--refine"] = refine
+    of_task |= {"--refine": refine, "--report": report}
     if (prompt is None) == (pairs is None):
         raise SettingError("give either a PROMPT or --pairs FILE")
     refuse_others("a prompt", of_task, []) if pairs is None else refuse_others("--pairs", of_prompt, [])
@@ -138,14 +142,15 @@ def circuit(
     if nodes is not None and nodes < 1:
         raise SettingError(f"--nodes is {nodes}; it must be 1 or more")
     from memlens.circuits.export import is_graph, is_svg, save_graph, save_svg
+    from memlens.reports.task_page import is_task_page
     from memlens.tracer.intervention import is_intervention
 
     is_ours = is_graph if pairs is None else is_intervention
-    check_outputs({"--save": (save, is_ours), "--svg": (svg, is_svg)}, force=force)
+    check_outputs({"--save": (save, is_ours), "--svg": (svg, is_svg), "--report": (report, is_task_page)}, force=force)
     place: dict[str, Any] = {"where": where, "device": device, "dtype": dtype}
     if pairs is not None:
         given = {"held_out": held_out, "method": method, "steps": steps, "refine": refine, "seed": seed}
-        _show_task(screen, model, pairs, save, force, {k: v for k, v in given.items() if v is not None}, place)
+        _show_task(screen, model, pairs, save, report, force, {k: v for k, v in given.items() if v is not None}, place)
         return
     from memlens.circuits.graph import circuit as find_circuit
     from memlens.tracer.prompt import open_model
@@ -242,6 +247,7 @@ def _show_task(
     model: str,
     pairs: Path,
     save: Path | None,
+    report: Path | None,
     force: bool,
     options: dict[str, Any],
     place: dict[str, Any],
@@ -259,7 +265,33 @@ def _show_task(
         result.ablation().save(save, loaded, force=force)
         screen.note(f"saved the circuit in {save}")
         screen.note(f"next: {command_line('trace', model, 'PROMPT', '--file', save)}")
+    if report is not None:
+        _write_report(loaded, index, result, pairs.stem, report, force)
+        screen.note(f"wrote the page {report}")
     screen.json(result) if screen.as_json else _print_task(screen, loaded, index, result)
+
+
+def _write_report(
+    model: MemoryModel, index: Index | None, result: TaskCircuit, task: str, path: Path, force: bool
+) -> None:
+    """Write the page of a task's circuit with its first 200 memories."""
+    from memlens.reports.task_page import TaskMemory, write_task_page
+    from memlens.tracer.result import name_memories
+
+    memories = result.memories[:_REPORTED]
+    names = name_memories(model, memories, 5, index)
+    text = model.tokenizer.token_text
+    rows = [
+        TaskMemory(
+            str(memory),
+            result.scores[memory],
+            tuple(text(token) for token in names[memory].top),
+            tuple(names[memory].patterns),
+            names[memory].triggers.get("top") or "",
+        )
+        for memory in memories
+    ]
+    write_task_page(result, rows, model.name, task, path, force=force)
 
 
 def _print_task(screen: Screen, model: MemoryModel, index: Index | None, result: TaskCircuit) -> None:
