@@ -73,7 +73,7 @@ READERS = (
 )  # fmt: skip
 ADDRESSES = (
     "/api/counts", "/api/layers", "/api/memories/L1N3", "/api/search?q=river", "/api/map", "/m/L1N3",
-    'POST:/api/annotate/labels:{"annotator": "ann", "memory": "L2N3", "patterns": []}', "/api/annotate",
+    'POST:/api/annotate/labels:{{"annotator":"ann","memory":"L2N3","patterns":[]}}', "/api/annotate",
     "/api/memories/L0N2", "/api/compare?by=triggers&layers=0:1",
 )  # fmt: skip
 
@@ -373,7 +373,7 @@ class Race:
         meanwhile = [[word.format(self.folder, inputs=self.room.inputs) for word in change or []]]
         command = f"answer {{}}/index {' '.join(ADDRESSES)}" if command == "answer" else command
         fault = {} if at is None else {"at": at, "fault": "SIGSTOP", "meanwhile": meanwhile}
-        outcome = self.room.run(command.replace(": ", ":"), self.folder, counts="looks", **fault)
+        outcome = self.room.run(command, self.folder, counts="looks", **fault)
         page = self.folder / "page.html"
         return outcome, page.read_bytes() if page.exists() else b""
 
