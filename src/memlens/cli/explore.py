@@ -66,6 +66,10 @@ def show(
     wires: Annotated[
         bool, typer.Option("--wires", help="List what its key reads and what its value feeds (loads the model).")
     ] = False,
+    effect: Annotated[
+        bool,
+        typer.Option("--effect", help="List the tokens that change most if the memory is silenced (loads the model)."),
+    ] = False,
     model: ModelNow = None,
 ) -> None:
     """Show one memory: its triggers, their patterns, and the tokens it promotes."""
@@ -73,7 +77,8 @@ def show(
     from memlens.pattern.related import related_memories
 
     opened = memlens.Index(index)
-    options = {"--on": on, "--nearest": nearest, "--wires": wires, "--model": model, "--bottom": bottom, "--top": top}
+    live = {"--on": on, "--nearest": nearest, "--wires": wires, "--effect": effect}
+    options = live | {"--model": model, "--bottom": bottom, "--top": top}
     if ExpertId.find(memory) is not None:
         refuse_others(f"an expert ({memory})", options, ["--top"])
         expert = read_expert(opened, memory, top if screen.as_json else top or _TOP)
@@ -91,7 +96,11 @@ def show(
         refuse_others("--wires", options, ["--wires", "--model", "--top"])
         _show_wires(screen, opened, memory, top or _TOP, model)
         return
-    refuse_unused({"--model": model}, "has no effect without --on, --nearest or --wires")
+    if effect:
+        refuse_others("--effect", options, ["--effect", "--model", "--top"])
+        _show_effect(screen, opened, memory, top or _TOP, model)
+        return
+    refuse_unused({"--model": model}, "has no effect without --on, --nearest, --wires or --effect")
     ends = ENDS[1:] if bottom else ENDS
     record = read_memory(opened, memory, ends, top if screen.as_json else None)
     if screen.as_json:
@@ -156,6 +165,26 @@ def _show_wires(screen: Screen, index: memlens.Index, memory: str, count: int, m
 
     index.check(memory)  # raises before a model is loaded
     print_wires(screen, wires(index, index.load_model(model), memory, count))
+
+
+def _show_effect(screen: Screen, index: memlens.Index, memory: str, count: int, model: str | None) -> None:
+    """Print the tokens whose probability changes most if the memory is silenced, next to a control."""
+    from memlens.tracer.token_change import token_change
+
+    index.check(memory)  # raises before a model is loaded
+    result = token_change(index, index.load_model(model), memory, top=count)
+    if screen.as_json:
+        screen.json(plain(result) | {"note": result.note})
+        return
+    screen.result(f"{result.memory} silenced at the last token of its {result.triggers} strongest triggers")
+    rows = []
+    for fall, rise in zip(result.falls, result.rises, strict=True):
+        cells: list[Cell] = []
+        for token, style in ((fall, "red"), (rise, "green")):
+            cells += [Text(quoted(token.text, _TOKEN_WIDTH), style), f"{token.change:+.4f}", f"{token.control:+.4f}"]
+        rows.append(cells)
+    screen.table(["falls", "change", "control", "rises", "change", "control"], rows)
+    screen.paragraph(result.note)
 
 
 def _print_header(screen: Screen, record: MemoryRecord) -> None:

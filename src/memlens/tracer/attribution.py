@@ -170,7 +170,7 @@ def silence_each(
     effects: dict[MemoryId, float] = {}
     for first in range(0, len(selected), batch_size):
         batch = selected[first : first + batch_size]
-        with loaded.edit(_silence_one_per_line(batch, question.rows)):
+        with loaded.edit(silence_one_per_line(batch, question.rows)):
             p = probabilities(loaded, question.fed.expand(len(batch), -1))[:, question.token]
         effects.update(zip(batch, (question.p - p.double()).tolist(), strict=True))
     return question.attribution("exact", effects)
@@ -201,7 +201,7 @@ def _select_memories(
     return names
 
 
-def _silence_one_per_line(memories: list[MemoryId], rows: Tensor) -> dict[int, Change]:
+def silence_one_per_line(memories: list[MemoryId], rows: Tensor) -> dict[int, Change]:
     """Return changes that silence memory i in line i of the batch."""
 
     def change(m: Tensor, group: MemoryGroup, layer: int) -> Tensor:  # [batch, pos, size]

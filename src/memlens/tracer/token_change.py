@@ -1,0 +1,101 @@
+"""TokenChange: the tokens whose probability changes most when a memory is silenced at its own triggers.
+
+1. Run each top trigger and read p, the distribution of the next token.
+2. Silence the memory at the last position, run the rest of the model, and read p again. Average the changes of p over
+   the triggers and list the tokens that fall and rise most.
+3. Repeat step 2 for a control: the other memory of the layer with the largest |m| * ||v|| at the same position.
+
+The control is needed because silencing almost any large memory lowers the tokens that the model predicts there. Tokens
+that fall for the memory and not for the control are evidence about the memory.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from memlens.errors import SettingError
+from memlens.index.reader import Index
+from memlens.memory import MemoryId
+from memlens.models.memory_model import MemoryModel
+from memlens.tracer.attribution import probabilities, silence_one_per_line
+from memlens.tracer.prompt import check_count, check_top
+from memlens.tracer.result import Token
+
+
+@dataclass(frozen=True)
+class ChangedToken(Token):
+    """A token with the mean change of its probability."""
+
+    change: float
+    control: float  # mean change of its probability if the control is silenced
+
+
+@dataclass(frozen=True)
+class TokenChange:
+    """The effect of silencing a memory at its top triggers, next to that of a control memory."""
+
+    memory: MemoryId
+    triggers: int  # number of triggers that were run
+    falls: tuple[ChangedToken, ...]  # largest decrease first
+    rises: tuple[ChangedToken, ...]  # largest increase first
+    moved: float  # mean total variation between the distributions with and without the memory
+    control_moved: float
+    shared: int  # how many of `falls` are also among the tokens that fall most for the control
+
+    @property
+    def note(self) -> str:
+        """The comparison with the control, in one sentence."""
+        return (
+            f"silencing it moves {self.moved:.2g} of the probability; silencing another large memory at the same "
+            f"positions moves {self.control_moved:.2g}, and {self.shared} of {len(self.falls)} tokens fall there too"
+        )
+
+
+def token_change(
+    index: Index, model: MemoryModel, memory: str | MemoryId, *, triggers: int = 10, top: int = 10
+) -> TokenChange:
+    """Silence a memory at its top triggers and return the tokens whose probability changes most.
+
+    Args:
+        index: The index.
+        model: The scanned model.
+        memory: The memory.
+        triggers: How many of its top triggers to run.
+        top: How many tokens to list that fall, and that rise.
+
+    Raises:
+        SettingError: The memory has no trigger, or a count is not valid.
+        UnknownName: The index has no such memory.
+    """
+    name = index.check(memory)
+    check_count(triggers, "triggers")
+    check_top(top)
+    prefixes = [trigger.prefix for trigger in index.triggers(name, limit=triggers)]
+    if not prefixes:
+        raise SettingError(f"{name} has no triggers, so there is nothing to silence; choose a memory that is active")
+    sentences = index.sentences(sorted({prefix.sentence for prefix in prefixes}))
+    bos = [model.tokenizer.bos] if model.tokenizer.adds_bos else []
+    number, lengths = model.names.number(name), model.layers[name.layer].lengths()
+    total, moved = torch.zeros(2, model.vocabulary, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    for prefix in prefixes:
+        fed = torch.tensor([[*bos, *sentences[prefix.sentence]["tokens"][: prefix.position + 1]]])
+        with model.record([name.layer], states=False) as recording:
+            before = probabilities(model, fed)
+        sizes = recording.coefficients[name.layer][0, -1].abs() * lengths
+        sizes[number] = -1
+        control = model.names.name(name.layer, int(sizes.argmax()))
+        last = torch.tensor([fed.shape[1] - 1], device=model.device)
+        with model.edit(silence_one_per_line([name, control], last)):
+            after = probabilities(model, fed.expand(2, -1))
+        change = (after.cpu().double() - before.cpu().double()) / len(prefixes)
+        total += change
+        moved += change.abs().sum(1) / 2
+    order = total.argsort(dim=1, stable=True)
+    text = model.tokenizer.token_text
+
+    def listed(tokens: torch.Tensor) -> tuple[ChangedToken, ...]:
+        return tuple(ChangedToken(t, text(t), float(total[0, t]), float(total[1, t])) for t in tokens.tolist())
+
+    shared = len(set(order[0, :top].tolist()) & set(order[1, :top].tolist()))
+    falls, rises = listed(order[0, :top]), listed(order[0].flip(0)[:top])
+    return TokenChange(name, len(prefixes), falls, rises, float(moved[0]), float(moved[1]), shared)
