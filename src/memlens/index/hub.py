@@ -406,7 +406,7 @@ def write_card(index: Index, repo: str) -> str:
         "numbers": model.dtype,
         "layers": f"{len(index.layers)} of {len(model.memories)}",
         "memories": f"{summary['memories']:,}",
-        "memories that never fire": f"{sum(summary['dead'].values()):,}",
+        "dead memories": f"{sum(summary['dead'].values()):,}",
         "sentences": f"{counts.sentences:,}",
         "tokens": f"{counts.tokens:,}",
         "prefixes": f"{counts.prefixes:,}",

@@ -764,9 +764,7 @@ class ShownMemory(MemoryRecord):
             for trigger in self.triggers["top"]
         )
         name = f": {visible(self.summary.name)}" if self.summary else ""
-        fires = (
-            "never fires" if self.dead else f"fires on {percent(self.frequency)} of prefixes, m up to {self.max:.4g}"
-        )
+        fires = "dead" if self.dead else f"active on {percent(self.frequency)} of prefixes, max {self.max:.4g}"
         patterns = "".join(
             f"<li>{escape(visible(pattern.description))} ({len(pattern.prefixes)} triggers)</li>"
             for pattern in (self.patterns or ())[:_PATTERNS_SHOWN]

@@ -198,7 +198,7 @@ def _draw_dead(dead: list[galleries.DeadLayer], layers: int) -> list[Panel]:
     if not any(row.dead for row in dead):
         return []
     rows = [{"layer": row.layer, "memories": row.memories, "dead": row.dead, "value": row.share} for row in dead]
-    chart = charts.bars(charts.with_depth(rows, layers), "memories that never fire", ".1%", layers)
+    chart = charts.bars(charts.with_depth(rows, layers), "share of dead memories", ".1%", layers)
     return [charts.panel("dead", chart, "Share of memories without any trigger, by depth", rows, "value", "%")]
 
 
