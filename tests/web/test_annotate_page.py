@@ -129,7 +129,7 @@ def test_nobody_sees_others_before_finishing(study: Index, client_of: ClientOf) 
     for name in ("bob", "Zoë; <b>"):  # from the first look at a memory, before anything is saved
         assert client.get("/annotate", params={"as": name}).status_code == 200
         page, answer = client.get(f"/m/{first}").text, client.get(f"/api/memories/{first}").json()
-        assert "secret" not in page and "are shown when you have finished" in page and "Zoë; <b>" not in page
+        assert "secret" not in page and "labels of others when you have finished" in page and "Zoë; <b>" not in page
         assert answer["labels"] == [] and answer["unfinished"] == name
     assert "secret" in stranger.get(f"/m/{first}").text
     client.get("/annotate", params={"as": "bob"})
