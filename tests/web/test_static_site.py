@@ -67,13 +67,22 @@ def test_every_page_of_a_memory_is_that_of_the_workbench(
             assert without_model(page) == localized(without_model(main_of(answer.text))), name
 
 
-def test_saved_circuits_are_a_page(index: Index, model: MemoryModel, tmp_path: Path) -> None:
+def test_saved_circuits_are_a_page(index: Index, model: MemoryModel, tmp_path: Path, browser: Any) -> None:
     graph = memlens.circuit(model, "The river runs", nodes=5)
     save_graph(graph, tmp_path / "circuit.json")
     page = memlens.site(index, out=tmp_path / "site", layers=[0], circuits=[tmp_path / "circuit.json"])
     assert data(page.parent, "circuits/0") == graph.to_json()
     text = (page.parent / "circuit.html").read_text()
     assert "The river runs" in text and 'data-site="circuit"' in text and 'href="circuit.html"' in page.read_text()
+    context = browser.new_context()
+    opened = context.new_page()
+    problems: list[str] = []
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.goto((page.parent / "circuit.html").as_uri())
+    opened.locator("#graph .node[data-id^=L]").nth(4).click()
+    opened.locator("#details .sum").nth(1).wait_for()
+    assert opened.get_by_text("Silence").count() == 0 and not problems  # a site has no model
+    context.close()
 
 
 def test_without_saved_circuits_there_is_no_page_of_them(site: Path) -> None:

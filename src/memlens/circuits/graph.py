@@ -99,10 +99,11 @@ def _explain(
     def target(logits: Tensor) -> Tensor:
         return logits[token] if against is None else logits[token] - logits[against]
 
-    with ExitStack() as stack:
-        full = stack.enter_context(frozen_pass(model, fed, target, gate=gate))
+    with frozen_pass(model, fed, target, gate=gate) as full:
         gradients = full.gradients([full.target])
         check_conservation(model, full, gradients)
+    del full  # its graph is as large as the model's activations
+    with ExitStack() as stack:
         cut = stack.enter_context(frozen_pass(model, fed, target, gate=gate, cut=True))
         parts = _Parts(model, prompt, cut, gradients, count)
         if heads:
