@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from memlens.experiments import experiment as ex
 from memlens.index.reader import Index
 from memlens.progress import Progress, no_progress
-from memlens.settings import CorpusSettings
+from memlens.settings import CorpusSettings, PatternSettings
 from memlens.stats import Estimate
 
 if TYPE_CHECKING:
@@ -114,7 +114,10 @@ def judge_part(index: Index, model: MemoryModel, text: Path, folder: Path) -> It
     compute_values(
         part, model, top=values.top or 50, reading=values.reading or None, vocabulary=values.vocabulary or "all"
     )
-    compute_patterns(part)
+    noted = index.manifest.patterns
+    has_states = noted is not None and "states" in noted.content
+    pattern_settings = PatternSettings(**noted.settings) if noted else PatternSettings()
+    compute_patterns(part, pattern_settings, model=model if has_states else None)
     for experiment in EXPERIMENTS.values():
         if experiment.claims and experiment.obstacle(part) is None:
             size = PREFIXES if experiment.on_prefixes else SAMPLES.get(experiment.name, experiment.sample)
