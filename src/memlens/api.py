@@ -501,7 +501,7 @@ def site(
         out: Folder to write to.
         layers: Layers to include, "0-5,11" or numbers. None includes all layers.
         top: Number of top and of bottom triggers per memory.
-        circuits: Circuits saved by `memlens circuit --save`, to include as a page.
+        circuits: Files of saved circuits, to include as a page.
         force: Write to a folder with files that memlens did not write.
         progress: Called with the name of the step, the completed work and the total.
 
