@@ -197,7 +197,7 @@ def site(
     top: Annotated[int, typer.Option(metavar="N", help="Triggers per end of a memory.")] = 10,
     circuit: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE", help="Circuit to include, from `circuit --save`. Can be repeated."),
+        typer.Option(metavar="FILE", help="Circuit to include, from `circuit --save` (repeatable)."),
     ] = None,
     force: Force = False,
 ) -> None:

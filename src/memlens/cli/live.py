@@ -49,7 +49,7 @@ _Sets = Annotated[
     typer.Option(
         "--set",
         metavar="L3N51=0",
-        help="Silence (=0), set (=3.5) or scale (=x2) a memory, or silence a layer (L3=0). Repeatable.",
+        help="Silence (=0), set (=3.5) or scale (=x2) a memory, or silence a layer (L3=0) (repeatable).",
         rich_help_panel=_EDITS,
     ),
 ]

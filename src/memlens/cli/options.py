@@ -29,7 +29,9 @@ def setting(settings: type, name: str, option: str | None = None) -> Any:
     """Return the option for a field of a settings class, under another name if `option` is given."""
     (field,) = [field for field in fields(settings) if field.name == name]
     metadata = field.metadata
-    default = metadata["default_text"] or (str(field.default) if field.default is not None else "")
+    default = metadata["default_text"] or (
+        "" if field.default is None or field.default is False else str(field.default)
+    )
     return typer.Option(
         option or option_name(name),
         metavar=metadata["metavar"] or None,
@@ -211,5 +213,5 @@ def with_settings(*settings: type) -> Callable[[Verb], Verb]:
 
 
 def _word_type(hint: Any) -> Any:
-    """Return the type of an option's word on the command line: int, float or str."""
-    return next((kind for kind in (int, float, str) if kind in (hint, *get_args(hint))), str)
+    """Return the type of an option on the command line: bool (a flag), int, float or str."""
+    return next((kind for kind in (bool, int, float, str) if kind in (hint, *get_args(hint))), str)
