@@ -110,3 +110,10 @@ def test_the_family_of_a_key_is_that_of_its_feature() -> None:
     features = [read_key(key, ["list a month", "class 0.1"]) for key in keys]
     assert families_of(np.array(keys)).tolist() == [feature.family for feature in features]
     assert {feature.family for feature in features} == set(range(len(FAMILIES)))
+
+
+def test_words_that_no_sampled_prefix_has_are_read_for_topics(tmp_path: Path) -> None:
+    texts = [f"On day word{n} the free press was read by other{n} people." for n in range(300)]
+    index = write_index(tmp_path / "index", texts, {(0, 0): [(s, 5) for s in range(20)]})
+    compute_patterns(index, PatternSettings(background=1000))
+    assert {row["description"] for row in index.table("patterns").to_pylist()} == {'ends with "the free press"'}

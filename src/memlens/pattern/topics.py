@@ -125,7 +125,8 @@ def _count_cells(index: Index, words: Words, seed: int) -> _Cells:
     for batch in index.batches(_QUERY, (WORD, RUN, every, which)):
         lists = batch.column("words")
         flat = lists.flatten().dictionary_encode()
-        plain = np.asarray(words.plain, np.int64)[words.add(flat)]
+        spelled = words.add(flat)  # adds to words.plain
+        plain = np.asarray(words.plain, np.int64)[spelled]
         sources = batch.column("source").to_pylist()
         sizes = lists.value_lengths().to_numpy(zero_copy_only=False)
         for number, cutter in enumerate((near, wide)):
