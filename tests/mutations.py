@@ -121,7 +121,7 @@ FAULTS = (
      "web/test_web_security.py::test_a_request_from_another_site_is_refused"),
     ("circuits/graph.py", "constant = float((self.constants[layer] * cotangent).sum())", "constant = 0.0",
      "edges from biases lack the biases of keys",
-     "circuits/test_frozen.py::test_edges_into_memories_sum_to_their_relevance"),
+     "circuits/test_prompt_circuit.py::test_edges_into_every_node_sum_to_its_relevance"),
     ("probing/fit.py", "without = Columns.of(columns.x, train[fitted])\n    order,",
      "without = Columns.of(columns.x, train)\n    order,",
      "the held-out part decides its own scale",

@@ -35,7 +35,9 @@ def test_the_selected_memories_have_the_largest_relevance(model: MemoryModel, gr
     assert [node.id for node in everything.memories[:7]] == [node.id for node in graph.memories]
 
 
-def test_edges_into_every_node_sum_to_its_relevance(graph: Circuit) -> None:
+@pytest.mark.parametrize("checkpoint", ["tiny_llama", "tiny_gpt2"])  # without and with biases of keys
+def test_edges_into_every_node_sum_to_its_relevance(checkpoint: str, request: pytest.FixtureRequest) -> None:
+    graph = circuit(memlens.load(request.getfixturevalue(checkpoint)), "The river runs", nodes=7)
     for node in graph.nodes:
         if node.kind in ("memory", "others", "target"):
             assert sum(edge.weight for edge in graph.edges_into(node.id)) == pytest.approx(node.relevance, abs=1e-4)
