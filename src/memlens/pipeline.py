@@ -281,7 +281,7 @@ class _Work:
     def _run_null(self) -> None:
         """Measure the claims in shuffled networks unless they are complete or not wanted."""
         settings = self.sampling.settings
-        options = {"seed": settings.seed, "sample": settings.null_tokens}
+        options: dict[str, Any] = {"seed": settings.seed, "sample": settings.null_tokens}
         if settings.null_tokens == 0 or is_made(self.index, NULL, **options):
             return
         api.experiment(self.index, NULL.name, model=self.model, threads=self.threads, progress=self.progress, **options)

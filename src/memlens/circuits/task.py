@@ -422,7 +422,7 @@ def _learn_mask(
         mask = torch.sigmoid(logits)
         _, gradient = _mask_objective(model, batches, targets, candidates, mask.detach(), means)
         optimizer.zero_grad()
-        mask.backward(gradient)  # type: ignore[no-untyped-call]
+        mask.backward(gradient)
         optimizer.step()
     progress("mask", _MASK_STEPS, _MASK_STEPS)
     return torch.sigmoid(logits).detach()
