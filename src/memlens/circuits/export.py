@@ -1,9 +1,9 @@
 """Files of a circuit: the attribution graph that circuit-tracer and Neuronpedia read, and a drawing as SVG.
 
 In an attribution graph, memories are features of a "cross layer transcoder". The other memories of a layer and the
-biases are "mlp reconstruction error" nodes, because viewers draw these as the rest. `influence` follows circuit-tracer:
-nodes are sorted by absolute relevance, and each has the share of the total that is reached with it. A viewer that keeps
-nodes with an influence up to a threshold therefore keeps the most relevant ones.
+biases are "mlp reconstruction error" nodes, which viewers draw as the unexplained rest. `influence` follows
+circuit-tracer: nodes are sorted by absolute relevance, and each has the cumulative share of the total up to it. A
+viewer that keeps nodes with an influence up to a threshold therefore keeps the most relevant ones.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def save_svg(circuit: Circuit, path: str | Path, *, force: bool = False) -> None
 
 
 def is_graph(head: bytes) -> bool:
-    """Return True if a file starts as `save_graph` writes it."""
+    """Return True if a file starts like a file written by `save_graph`."""
     return head.startswith(_GRAPH_START)
 
 
 def is_svg(head: bytes) -> bool:
-    """Return True if a file starts as `save_svg` writes it."""
+    """Return True if a file starts like a file written by `save_svg`."""
     return head.startswith(_SVG_START)
 
 
@@ -145,7 +145,7 @@ def load_graph(path: str | Path) -> Circuit:
     """Read a circuit that `save_graph` wrote. Edges are not split by head.
 
     Raises:
-        FilesError: The file cannot be read or is not a circuit of memlens.
+        FilesError: The file cannot be read or is not a circuit that memlens wrote.
     """
     try:
         saved = msgspec.json.decode(read_limited(Path(path), _FILE_LIMIT), type=_SavedGraph)
@@ -190,7 +190,7 @@ def load_graph(path: str | Path) -> Circuit:
 
 
 def _influences(circuit: Circuit) -> dict[str, float]:
-    """Return the share of the total absolute relevance that is reached with each node, the largest first."""
+    """Return the cumulative share of absolute relevance at each node, adding the largest nodes first."""
     nodes = sorted((node for node in circuit.nodes if node.kind != "target"), key=lambda node: -abs(node.relevance))
     total = sum(abs(node.relevance) for node in nodes) or 1.0
     influences, reached = {"target": 0.0}, 0.0
@@ -201,7 +201,7 @@ def _influences(circuit: Circuit) -> dict[str, float]:
 
 
 def _row(circuit: Circuit, node: Node) -> int:
-    """Return the position of a node among the fed tokens; the last one for nodes that cover all positions."""
+    """Return the position of a node among the fed tokens, or the last position if it covers all positions."""
     return len(circuit.tokens) - 1 if node.position is None else node.position + circuit.shift
 
 
@@ -253,7 +253,7 @@ _EDGES_PER_NODE = 3
 def draw_svg(circuit: Circuit) -> str:
     """Return a drawing: layers from bottom to top, tokens from left to right, node areas by absolute relevance.
 
-    Blue raises the target and red lowers it. The strongest edges into each node are drawn, without "others" nodes.
+    Blue raises the target and red lowers it. Only the strongest edges into each node are drawn, without "others" nodes.
     """
     shown = [node for node in circuit.nodes if node.kind in ("embedding", "memory", "target")]
     levels = sorted({node.layer for node in shown if node.layer is not None})
@@ -289,7 +289,7 @@ def draw_svg(circuit: Circuit) -> str:
 
 
 def _draw_edges(circuit: Circuit, places: dict[str, tuple[float, float]]) -> list[str]:
-    """Return lines for the strongest edges into each node that is drawn; widths follow absolute weights."""
+    """Return lines for the strongest edges into each drawn node, with widths by absolute weight."""
     edges = [
         edge
         for target in places

@@ -41,7 +41,7 @@ from memlens.models.groups import MemoryGroup
 from memlens.models.memory_model import MemoryModel
 
 Gate = Literal["value", "half"]
-Target = Callable[[Tensor], Tensor]  # logits [vocabulary] -> the number that is explained
+Target = Callable[[Tensor], Tensor]  # logits [vocabulary] -> the number to explain
 CONSERVATION = 1e-3  # relative to the sizes of the summands; float32 sums deviate by about 1e-6
 
 _FROZEN = {
@@ -64,17 +64,17 @@ _PRODUCTS = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.b
 
 @dataclass(eq=False)
 class HeadOutputs:
-    """What the attention heads of one layer give, [heads, pos, d_head], before the output projection."""
+    """Outputs of the attention heads of one layer, [heads, pos, d_head], before the output projection."""
 
     linear: Tensor  # differentiable, linear in the block's input
-    used: Tensor  # what the network used: the same tensor, or a leaf if heads are cut
+    used: Tensor  # the tensor that the network used: `linear`, or a leaf if heads are cut
 
 
 class FreezeNonlinearities(TorchFunctionMode):
-    """Within, attention weights, gates and the scales of norms are constants for autograd.
+    """Context manager in which attention weights, gates and norm scales are constants for autograd.
 
-    The outputs of attention heads are kept in `heads` by layer; `layer` is the block that runs. With `cut_heads` they
-    become leaves, so that gradients do not pass through attention.
+    The outputs of attention heads are kept in `heads` by layer. `layer` is the number of the running block. With
+    `cut_heads`, the outputs become leaves, so that gradients do not pass through attention.
     """
 
     def __init__(self, cut_heads: bool = False) -> None:
@@ -112,7 +112,7 @@ class FreezeNonlinearities(TorchFunctionMode):
 
 
 def _is_attention(weights: Tensor, value: Tensor) -> bool:
-    """Return True if a product is that of frozen attention weights [..., pos, pos] with values [..., pos, d_head]."""
+    """Return True if a product multiplies frozen attention weights [..., pos, pos] by values [..., pos, d_head]."""
     is_square = weights.dim() > 2 and weights.shape[-1] == weights.shape[-2] == value.shape[-2]
     return is_square and value.requires_grad and not weights.requires_grad
 
@@ -120,14 +120,14 @@ def _is_attention(weights: Tensor, value: Tensor) -> bool:
 def _layer_norm(
     states: Tensor, shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """Return a LayerNorm with its scale as a constant. Centering stays, because it is linear."""
+    """Apply LayerNorm with its scale as a constant. Centering stays differentiable because it is linear."""
     axes = tuple(range(-len(shape), 0))
     centered = states - states.mean(axes, keepdim=True)
     return _scale_by_constant(centered, axes, weight, bias, eps)
 
 
 def _rms_norm(states: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """Return an RMSNorm with its scale as a constant."""
+    """Apply RMSNorm with its scale as a constant."""
     epsilon = torch.finfo(states.dtype).eps if eps is None else eps
     return _scale_by_constant(states, tuple(range(-len(shape), 0)), weight, None, epsilon)
 
@@ -150,7 +150,7 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Return scaled dot-product attention with its weights as constants; tensors are [batch, heads, pos, d_head]."""
+    """Compute scaled dot-product attention with constant weights. Tensors are [batch, heads, pos, d_head]."""
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
@@ -169,13 +169,13 @@ def _attend(
 class LayerGraph:
     """The coefficients of one layer in the frozen network, one tensor [pos, size] per group of memories."""
 
-    used: list[Tensor] = field(default_factory=list)  # what the network used: linear + constant, or leaves if cut
+    used: list[Tensor] = field(default_factory=list)  # tensors that the network used: linear + constant, or leaves
     linear: list[Tensor] = field(default_factory=list)  # the part that is linear in the block's input, differentiable
     constant: list[Tensor] = field(default_factory=list)  # the rest: key biases, and f(0) where it is not 0
 
     @property
     def coefficients(self) -> Tensor:
-        """[pos, memories]."""
+        """The coefficients of all memories of the layer, [pos, memories]."""
         return torch.cat(self.used, 1).detach()
 
 
@@ -185,7 +185,7 @@ class Gradients:
 
     embedding: Tensor  # [pos, d]
     coefficients: dict[int, Tensor]  # layer -> [pos, memories]
-    bias: float  # the sum over all bias parameters of bias times gradient
+    bias: float  # bias times gradient, summed over all bias parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,13 +235,13 @@ def frozen_pass(
     cut: bool = False,
     cut_heads: bool = False,
 ) -> Iterator[FrozenPass]:
-    """Run the frozen network on one prompt. Within, its biases can be differentiated.
+    """Run the frozen network on one prompt. Inside the context, its biases require gradients.
 
     Args:
         model: The model. Its dtype decides the precision of all sums.
         tokens: The tokens to feed, [1, pos], BOS included.
         target: The number to explain, from the logits of the last position before soft-capping.
-        gate: Which factor of a gated memory carries its relevance: its `value` input u, or `half` each.
+        gate: What carries the relevance of a gated memory: `value` (its input u), or `half` for both factors alike.
         cut: Make the coefficients leaves, so that gradients pass through norms and attention only.
         cut_heads: Make the outputs of attention heads leaves, so that gradients do not pass through attention.
     """
@@ -299,7 +299,7 @@ def _embedding_as_leaf(model: MemoryModel, embedding: list[Tensor]) -> Iterator[
 
 @contextmanager
 def _block_inputs(model: MemoryModel) -> Iterator[dict[nn.Module, Tensor]]:
-    """Keep what every reader of memories was given in the running pass, [pos, d], by module."""
+    """Record the input [pos, d] of every module that reads keys during the pass, by module."""
     inputs: dict[nn.Module, Tensor] = {}
 
     def keep(reader: nn.Module, states: Tensor) -> None:
@@ -358,7 +358,7 @@ def _ratio(exact: Tensor, product: Tensor, group: MemoryGroup | None) -> Tensor:
 
 
 def check_conservation(model: MemoryModel, frozen: FrozenPass, gradients: Gradients) -> None:
-    """Raise UnsupportedModel if embeddings and biases do not sum to the target: the frozen network is not linear."""
+    """Raise UnsupportedModel if embeddings and biases do not sum to the target, so the network is not linear."""
     total = (
         float((frozen.embedding.detach() * gradients.embedding).sum())
         + gradients.bias
@@ -374,7 +374,7 @@ def check_conservation(model: MemoryModel, frozen: FrozenPass, gradients: Gradie
 
 
 def constant_relevance(frozen: FrozenPass, gradients: Gradients) -> float:
-    """Return what the constant parts of all coefficients add to the target: key biases, and f(0) if it is not 0."""
+    """Return what the constant parts of all coefficients (key biases and f(0)) add to the target."""
     parts = (
         float((torch.cat(graph.constant, 1) * gradients.coefficients[layer]).sum())
         for layer, graph in frozen.layers.items()

@@ -25,7 +25,7 @@ from memlens.models.memory_model import MemoryModel
 from memlens.tracer.prompt import Prompt, Source, open_model, read_prompt, read_token
 from memlens.tracer.result import name_memories
 
-_HEADS_SHOWN = 5  # strongest heads of an edge that are named; the others are one part
+_HEADS_SHOWN = 5  # strongest heads of an edge that are listed one by one; the others form one part
 
 
 def circuit(
@@ -79,7 +79,7 @@ def circuit(
 
 
 def check_length(tokens: int, what: str) -> None:
-    """Raise SettingError for a prompt of one token, BOS included: nothing in it depends on a context."""
+    """Raise SettingError for a prompt of one token, BOS included, because it has no context to explain."""
     if tokens < 2:
         raise SettingError(f"{what} has one token; a circuit needs at least two")
 
@@ -102,7 +102,7 @@ def _explain(
     with frozen_pass(model, fed, target, gate=gate) as full:
         gradients = full.gradients([full.target])
         check_conservation(model, full, gradients)
-    del full  # its graph is as large as the model's activations
+    del full  # its autograd graph is as large as the model's activations
     with ExitStack() as stack:
         cut = stack.enter_context(frozen_pass(model, fed, target, gate=gate, cut=True))
         parts = _Parts(model, prompt, cut, gradients, count)
@@ -260,7 +260,7 @@ class _Parts:
         cotangents: Sequence[Tensor] | None,
         constant: float,
     ) -> Iterator[Edge]:
-        """Yield the edges into a node, given the tensors of a pass that it consists of, and their gradients."""
+        """Yield the edges into a node, given the tensors of the node and the gradients with respect to them."""
         amounts = self._amounts(self.cut.gradients(outputs(self.cut), cotangents), constant)
         if self.heads is None:
             yield from (Edge(source, node, amount) for source, amount in amounts.items() if amount)
@@ -286,7 +286,7 @@ class _Parts:
 
 
 class _HeadSplit:
-    """What every node adds to the output of every head, without passing through another head before."""
+    """Contributions of every node to the output of every head, along paths without an earlier head."""
 
     def __init__(self, cut: FrozenPass, apart: FrozenPass, sources: dict[str, list[Tensor]], layers: list[int]) -> None:
         self.apart, self.names = apart, list(sources)

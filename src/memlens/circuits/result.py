@@ -17,13 +17,13 @@ class Node:
     name: str  # L5N94 for a memory, the token's text for an embedding
     relevance: float
     coefficient: float | None = None
-    label: str = ""  # what the index knows about a memory: its name by patterns
-    number: int | None = None  # of a memory in its layer, or the id of a token
+    label: str = ""  # name of the memory by its patterns, from the index
+    number: int | None = None  # number of the memory in its layer, or id of the token
 
 
 @dataclass(frozen=True)
 class HeadPart:
-    """The part of an edge that enters attention through one head, like "L3H2", or that does not ("direct")."""
+    """The part of an edge that enters attention through one head, like "L3H2", or bypasses attention ("direct")."""
 
     head: str
     weight: float
@@ -36,23 +36,23 @@ class Edge:
     source: str
     target: str
     weight: float
-    heads: tuple[HeadPart, ...] = ()  # they sum to the weight; empty if edges are not split
+    heads: tuple[HeadPart, ...] = ()  # parts that sum to the weight; empty if edges are not split
 
 
 @dataclass(frozen=True)
 class Circuit:
-    """The graph of one prompt. Edges into a memory sum to its relevance, and edges out of it do as well."""
+    """The graph of one prompt. Edges into a memory, and edges out of it, sum to its relevance."""
 
     prompt: str
     tokens: tuple[str, ...]
     token: str
     against: str | None
-    value: float  # the target: a logit, or the difference of two logits
+    value: float  # value of the target: a logit, or the difference of two logits
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
     model: str
     layers: int
-    probability: float  # of the token
+    probability: float  # probability of the token
     shift: int  # 1 if BOS is fed: position 0 is then the second of `tokens`
 
     def share(self, amount: float) -> str:

@@ -3,7 +3,7 @@
 A task is a list of pairs: a clean prompt and a patch prompt with the same number of tokens, and one token as the answer
 of each. The metric is logit(clean answer) - logit(patch answer) at the last position of the clean prompt.
 
-1. Divide the pairs into training and held-out pairs.
+1. Split the pairs into training and held-out pairs.
 2. Score every memory on the training pairs. `integrated` (default): integrated gradients along the line from the input
    of the patch prompt to that of the clean prompt. A memory's score is the mean gradient of the metric times the change
    of its coefficient, summed over positions. `patching` (attribution patching): the gradient at the clean prompt only.
@@ -128,14 +128,14 @@ class TaskCircuit:
     pairs: int
     held_out: int
     accuracy: float  # share of all pairs with a positive metric
-    metric: float  # mean on held-out pairs with all memories
-    ablated: float  # mean on held-out pairs with every memory at its mean over patch prompts
+    metric: float  # mean metric on held-out pairs with all memories
+    ablated: float  # mean metric on held-out pairs with every memory at its mean over patch prompts
     method: Method
-    scores: dict[MemoryId, float]  # the largest absolute scores first
+    scores: dict[MemoryId, float]  # sorted by absolute score, largest first
     curve: tuple[CurvePoint, ...]
     smallest: CurvePoint | None  # the smallest size with a faithfulness between 0.9 and 1.1
     area: float  # under faithfulness over the share of memories, from 0 to 1 (CPR)
-    means: dict[MemoryId, float]  # mean coefficient over patch prompts, of the memories of the smallest size
+    means: dict[MemoryId, float]  # mean coefficients over patch prompts, for the memories of the smallest size
 
     @property
     def memories(self) -> list[MemoryId]:
@@ -162,14 +162,14 @@ class TaskCircuit:
 
 @dataclass(frozen=True, eq=False)
 class _Batch:
-    """Pairs of one length, as tokens."""
+    """Tokens of pairs that have the same length."""
 
     clean: Tensor  # [n, pos]
     patch: Tensor  # [n, pos]
     answers: Tensor  # [n, 2]: clean answer, patch answer
 
     def metric(self, logits: Tensor) -> Tensor:
-        """[n] from logits [n, vocabulary] at the last position."""
+        """Return the metric [n] from logits [n, vocabulary] at the last position."""
         chosen = logits.gather(1, self.answers)
         return chosen[:, 0] - chosen[:, 1]
 
@@ -197,11 +197,11 @@ def task_circuit(
         held_out: Pairs to measure the circuit on, or a file. Default: a part of the pairs.
         method: How memories are scored: `integrated` gradients over inputs, `patching` (gradients at the clean prompt),
             or `relevance` in the frozen network.
-        steps: Points on the line between the two inputs; fewer than 10 change the first memories.
+        steps: Points on the line between the two inputs. Fewer than 10 change which memories rank first.
         refine: Learn a mask over the memories with the largest scores, and rank them by it.
         test: Share of the pairs that is held out if `held_out` is not given.
         random_sets: Random sets per size, with as many memories of each layer.
-        seed: Seed of the division and of random sets.
+        seed: Seed of the split into training and held-out pairs, and of the random sets.
         progress: Called with the number of finished pairs and evaluated sizes.
 
     Raises:
@@ -302,7 +302,7 @@ def _check_ability(model: MemoryModel, batches: Sequence[_Batch]) -> float:
 
 
 def _last_logits(model: MemoryModel, tokens: Tensor, gradients: bool = False) -> Tensor:
-    """[n, vocabulary] after the last token."""
+    """Return the logits [n, vocabulary] after the last token."""
     return model.lens.state_logits(model.run_body(tokens, gradients)[:, -1], gradients)
 
 
@@ -343,9 +343,9 @@ def _mean_scores(
 
 
 def _integrated_scores(model: MemoryModel, batch: _Batch, *, points: Sequence[float]) -> dict[int, Tensor]:
-    """Return the sum over pairs of mean gradients times changes, layer -> [memories].
+    """Return mean gradients times coefficient changes, summed over pairs, layer -> [memories].
 
-    `points` are the places of the gradients on the line from the patch input (0) to the clean input (1).
+    Gradients are taken at `points` on the line from the patch input (0) to the clean input (1).
     """
     inputs = [_first_inputs(model, tokens) for tokens in (batch.patch, batch.clean)]
     changes: dict[int, Tensor] = {}
@@ -377,7 +377,7 @@ def _gradients(model: MemoryModel, batch: _Batch, states: Tensor) -> dict[int, T
     used: dict[int, list[Tensor]] = defaultdict(list)
 
     def keep(m: Tensor, _group: MemoryGroup, layer: int) -> Tensor:
-        # adding a leaf makes it part of the graph even if nothing before it requires gradients
+        # adding a leaf makes the tensor part of the graph even if nothing before it requires gradients
         kept = m + torch.zeros((), dtype=m.dtype, device=m.device, requires_grad=True)
         used[layer].append(kept)
         return kept
@@ -394,7 +394,7 @@ def _gradients(model: MemoryModel, batch: _Batch, states: Tensor) -> dict[int, T
 
 
 def _relevance_scores(model: MemoryModel, batch: _Batch) -> dict[int, Tensor]:
-    """Return the sum over pairs of the relevance in the frozen network of the clean prompt, layer -> [memories]."""
+    """Return the relevance in the frozen network of the clean prompt, summed over pairs, layer -> [memories]."""
     sums: dict[int, Tensor] = {}
     for tokens, (answer, other) in zip(batch.clean, batch.answers.tolist(), strict=True):
         with frozen_pass(model, tokens[None], partial(_difference, answer=answer, other=other)) as frozen:
@@ -413,7 +413,7 @@ def _difference(logits: Tensor, answer: int, other: int) -> Tensor:
 def _learn_mask(
     model: MemoryModel, batches: Sequence[_Batch], candidates: Tensor, means: dict[int, Tensor], progress: Progress
 ) -> Tensor:
-    """Return the mask of the candidates (flat numbers), from 0 to 1, that keeps the metric with few memories."""
+    """Return a mask from 0 to 1 for the candidates (flat numbers) that preserves the metric with few memories."""
     logits = torch.full((len(candidates),), 2.0, dtype=model.dtype, requires_grad=True)
     optimizer = torch.optim.Adam([logits], lr=0.2)
     targets = [batch.metric(_last_logits(model, batch.clean)).detach() for batch in batches]
@@ -542,7 +542,7 @@ def _place(number: int, layers: Sequence[int], starts: Any) -> tuple[int, int]:
 
 
 def _random_set(chosen: Tensor, starts: Any, draw: np.random.Generator) -> Tensor:
-    """Return as many random memories of each layer as the chosen ones have."""
+    """Return random memories, as many of each layer as there are among the chosen ones."""
     counts = np.histogram(chosen.numpy(), bins=starts)[0]
     parts = [
         first + draw.choice(last - first, count, replace=False)
@@ -557,7 +557,7 @@ def _ratio(kept: Tensor, everything: Tensor, nothing: Tensor) -> float:
 
 
 def _ratio_with_interval(kept: Tensor, everything: Tensor, nothing: Tensor, seed: int) -> tuple[float, float, float]:
-    """Return the faithfulness with a 95% percentile bootstrap over held-out pairs."""
+    """Return the faithfulness and its 95% interval from a percentile bootstrap over held-out pairs."""
     rows = np.random.default_rng(seed).integers(0, len(kept), (_RESAMPLES, len(kept)))
     part, whole, none = (values.numpy()[rows].mean(1) for values in (kept, everything, nothing))
     low, high = np.quantile((part - none) / (whole - none), (0.025, 0.975))
@@ -565,7 +565,7 @@ def _ratio_with_interval(kept: Tensor, everything: Tensor, nothing: Tensor, seed
 
 
 def _smallest_faithful(point: Callable[[int], CurvePoint], sizes: Sequence[int]) -> CurvePoint | None:
-    """Return the smallest size with a faithfulness in FAITHFUL, refined by halving between two sizes of the curve."""
+    """Return the smallest size with a faithfulness in FAITHFUL, by bisection between two sizes of the curve."""
     low, high = FAITHFUL
     for below, size in zip([0, *sizes], sizes, strict=False):
         if low <= point(size).faithfulness <= high:
@@ -581,7 +581,7 @@ def _smallest_faithful(point: Callable[[int], CurvePoint], sizes: Sequence[int])
 
 
 def _area(curve: Sequence[CurvePoint]) -> float:
-    """Return the area under faithfulness over the share of memories; nothing kept has 0 and everything has 1."""
+    """Return the area under faithfulness against the share of memories, with 0 at share 0 and 1 at share 1."""
     shares = [0.0, *(point.share for point in curve), 1.0]
     values = [0.0, *(point.faithfulness for point in curve), 1.0]
     return float(np.trapezoid(values, shares))

@@ -33,19 +33,19 @@ from memlens.models.memory_model import MemoryModel
 from memlens.tracer.prompt import read_prompt
 from memlens.vocab.table import through_norm
 
-Side = Literal["key", "up"]  # the key, or in a gated block the gate; and the up row
+Side = Literal["key", "up"]  # `key`: the key, or the gate of a gated block; `up`: the up row
 
 
 @dataclass(frozen=True)
 class Wire:
-    """A connection of a memory with another one."""
+    """A connection between two memories."""
 
     memory: MemoryId
-    by: Side  # which key of the later memory it leads to
+    by: Side  # key of the later memory that the wire leads to
     cosine: float
-    z: float  # against random directions
-    shared: float | None  # share of this memory's triggers that the other memory has as well; None if not scanned
-    summary: str | None  # the other memory in one line
+    z: float  # cosine in standard deviations of random directions
+    shared: float | None  # share of this memory's triggers that the other memory shares; None if not scanned
+    summary: str | None  # one-line summary of the other memory
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _tokens(model: MemoryModel, keys: dict[Side, Tensor], top: int) -> list[Toke
 
 
 def shared_triggers(index: Index, memory: MemoryId, others: Sequence[MemoryId]) -> dict[MemoryId, float]:
-    """Return the share of a memory's top triggers (sentence and position) that others have as top triggers as well."""
+    """Return the share of a memory's top triggers (sentence and position) that are also top triggers of others."""
     scanned = [other for other in {*others, memory} if other.layer in index.layers]
     rows = index.rows_of("triggers", scanned, "sentence, position", where="\"end\" = 'top'")
     places = {name: {(row["sentence"], row["position"]) for row in found} for name, found in rows.items()}
