@@ -60,7 +60,7 @@ def write_sample(index: Index) -> str:
 
 
 def compare_names(index: Index, labels: list[dict[str, str | None]]) -> str:
-    """Return a table of labels and names, and counts of clear names by the number of readers who saw something."""
+    """Return a table of labels and names, with counts of clear names by how many readers found a pattern."""
     head = ["memory", *(f"reader {number}" for number in range(1, len(labels) + 1)), "name", "evidence"]
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     counts: Counter[tuple[int, bool]] = Counter()

@@ -172,7 +172,7 @@ def read_held_out(index: memlens.Index, model: MemoryModel, sources: Sequence[st
 
 
 def batches(sentences: Sequence[Sentence]) -> Iterator[list[int]]:
-    """Numbers of sentences of like length, so many that a batch stays small."""
+    """Yield batches of sentence numbers: sentences of similar length with at most BATCH_TOKENS tokens."""
     batch: list[int] = []
     for number in sorted(range(len(sentences)), key=lambda at: len(sentences[at].tokens)):
         if batch and len(sentences[number].tokens) * (len(batch) + 1) > BATCH_TOKENS:

@@ -134,7 +134,7 @@ class TaskCircuit:
     scores: dict[MemoryId, float]  # sorted by absolute score, largest first
     curve: tuple[CurvePoint, ...]
     smallest: CurvePoint | None  # the smallest size with a faithfulness between 0.9 and 1.1
-    area: float  # under faithfulness over the share of memories, from 0 to 1 (CPR)
+    area: float  # area under the curve of faithfulness against the share of memories from 0 to 1 (CPR)
     means: dict[MemoryId, float]  # mean coefficients over patch prompts, for the memories of the smallest size
 
     @property

@@ -142,7 +142,7 @@ def _show_on(screen: Screen, index: memlens.Index, memory: str, text: str, model
 
 
 def _show_nearest(screen: Screen, index: memlens.Index, memory: str, count: int, model: str | None) -> None:
-    """Print the memories whose keys, and whose values, have the largest cosine with this one's."""
+    """Print the memories with the nearest keys and those with the nearest values, by cosine."""
     from memlens.vocab.nearest import SIDES, nearest_memories
 
     index.check(memory)  # raises before a model is loaded

@@ -1,10 +1,10 @@
-"""compare_indexes(): pairs of memories of two indexes, how much each pair differs, and both sides of the first pairs.
+"""compare_indexes(): how much the paired memories of two indexes differ, with details of the first pairs.
 
-1. Pair memories: by name, or, for two layers, each memory of the one with the memory of the other that it overlaps
-   with most. Memories are read some at a time, so that the process's memory stays bounded.
-2. change = 1 - Jaccard index of the two lists (see overlap.py). Triggers are compared by their prefixes where both
-   indexes have one corpus, else by their last tokens: two corpora seldom have a prefix in common.
-3. Sort by change and read all overlaps and both sides of the first pairs, with one query per table and index.
+1. Pair memories: by name, or, for two layers, each memory of the first with the memory of the second that it overlaps
+   with most. Memories are read in blocks to bound memory use.
+2. change = 1 - Jaccard index of the two lists (see overlap.py). Triggers are compared by their prefixes if both indexes
+   have the same corpus, otherwise by their last tokens, because different corpora rarely share a prefix.
+3. Sort by change. Read all overlaps and both sides of the first pairs, with one query per table and index.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ from memlens.text import plain
 
 ASPECTS = ("triggers", "values", "patterns", "roles")
 _MEMORIES_AT_ONCE = 1 << 14
-_TRIGGERS, _TOKENS = 3, 8  # of each side
+_TRIGGERS, _TOKENS = 3, 8  # triggers and tokens listed for each side
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class MemorySide:
     """One memory as described by one index."""
 
     memory: MemoryId
-    coefficient: float | None  # of its best trigger; None without triggers
+    coefficient: float | None  # largest coefficient; None without triggers
     triggers: tuple[tuple[str, str], ...]  # the best prefixes: the text before the last token, and that token
-    promotes: tuple[str, ...]  # the first tokens its value promotes; empty without a values table
+    promotes: tuple[str, ...]  # tokens that the value promotes most; empty without a values table
     max_p: float | None
-    name: str | None  # of names.parquet
+    name: str | None  # as in names.parquet
     kind: str | None  # none, shallow, semantic or both; None without a patterns table
     roles: tuple[str, ...] | None = None  # None without a roles table
 
@@ -55,12 +55,12 @@ class MemoryChange:
 
     change: float  # from 0 (nothing) to 1 (everything)
     triggers: Overlap  # prefixes by text and position; weights are |coefficients|
-    endings: Overlap  # last tokens by text, as often as they occur
+    endings: Overlap  # last tokens by text; repeated ones count separately
     values: Overlap | None  # promoted tokens; weights are p
     patterns: Overlap | None  # weights are confidences
     before: MemorySide
     after: MemorySide
-    roles: Overlap | None = None  # what each is for
+    roles: Overlap | None = None  # weights are 1
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class LayerChange:
     """All pairs of one layer of a."""
 
     layer: int
-    other: int  # the layer of b
+    other: int  # layer of b
     memories: int
-    matched: int  # memories that have a partner and an entry on either side; two that never fire are left out
-    mean_change: float | None  # of those; None where there are none
-    unchanged: int  # change 0
-    replaced: int  # change 1
+    matched: int  # memories with a partner, except pairs with two empty lists
+    mean_change: float | None  # mean over matched memories; None if there are none
+    unchanged: int  # memories with change 0
+    replaced: int  # memories with change 1
 
 
 @dataclass(frozen=True)
@@ -81,20 +81,20 @@ class IndexComparison:
     """A comparison of two indexes or two layers."""
 
     by: str  # one of ASPECTS
-    measure: str  # whose Jaccard index `change` is 1 minus: prefixes, endings, tokens, patterns or roles
-    a: str  # the indexes' folders
+    measure: str  # the compared lists: prefixes, endings, tokens, patterns or roles
+    a: str  # folder of the index
     b: str
     models: tuple[str, str]
     same_model: bool
     same_corpus: bool
-    memories: int  # of a
-    matched: int  # of those, how many have a partner
+    memories: int  # memories of a
+    matched: int  # memories of a that have a partner
     layers: tuple[LayerChange, ...]
-    alike: bool  # those that changed least come first, not those that changed most
+    alike: bool  # True if the memories that changed least come first
     changes: tuple[MemoryChange, ...]  # the first `top`
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, for json.dumps."""
+        """Return plain data for json.dumps."""
         return plain(self)
 
     def __repr__(self) -> str:
@@ -198,12 +198,12 @@ class _Pairs:
     memories: IntArray
     partners: IntArray
     change: FloatArray
-    tie: FloatArray  # the weighted overlap: of equal changes, the lower comes first
-    looked_at: int  # memories of a's layer, those without a partner included
+    tie: FloatArray  # weighted overlap, which orders equal changes
+    looked_at: int  # all memories of a's layer, with or without a partner
 
 
 def _pairs_by_name(a: Index, b: Index, query: ListQuery) -> Iterator[_Pairs]:
-    same = query.name == "prefixes" and _same_file(a, b, TRIGGERS)  # of the same corpus
+    same = query.name == "prefixes" and _same_file(a, b, TRIGGERS)  # identical tables are read once
     for layers, memories in _blocks(a):
         ours = query.read(a, layers, memories)
         theirs = ours if same else query.read(b, layers, memories)
@@ -218,7 +218,7 @@ def _pairs_by_name(a: Index, b: Index, query: ListQuery) -> Iterator[_Pairs]:
 
 
 def _blocks(index: Index) -> Iterator[tuple[list[int], range]]:
-    """Layers of one size together, as many as fit, or parts of a layer that is larger: few queries, little memory."""
+    """Yield blocks of layers with equally many memories, or parts of a large layer, to bound queries and memory use."""
     for count, group in groupby(index.layers, key=index.memories):
         layers, several = list(group), max(1, _MEMORIES_AT_ONCE // max(count, 1))
         for at in range(0, len(layers), several):
@@ -238,7 +238,7 @@ def _pairs_by_counterpart(a: Index, b: Index, query: ListQuery, layer: int, othe
 def _first_pairs(
     a: Index, b: Index, parts: list[_Pairs], top: int, alike: bool
 ) -> list[tuple[MemoryId, MemoryId, float]]:
-    """Both memories and their change: most changed first, then less weight shared, then by name."""
+    """Return the first `top` pairs with their change: by change, then by weighted overlap, then by name."""
     if not parts:
         return []
     change = np.concatenate([part.change for part in parts])
@@ -257,7 +257,7 @@ def _first_pairs(
 
 
 def _summaries(parts: list[_Pairs]) -> Iterator[LayerChange]:
-    """One per layer, whatever the number of its parts."""
+    """Yield one summary per layer, joined from the parts of the layer."""
     for layer in sorted({part.layer for part in parts}):
         of_layer = [part for part in parts if part.layer == layer]
         change = np.concatenate([part.change for part in of_layer])

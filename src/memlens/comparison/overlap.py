@@ -3,17 +3,17 @@
     jaccard(A, B)  = |A ∩ B| / |A ∪ B|
     weighted(A, B) = Σ min(a_k, b_k) / Σ max(a_k, b_k), a missing key weighing 0 (the Ruzicka similarity)
 
-Two empty lists are equal. Sums are made in a fixed order, so that the same tables give the same bits. Five lists of a
+Two empty lists are equal. Sums are added in a fixed order, so that equal tables give equal bits. Five lists of a
 memory can be read from an index:
 
     prefixes   end, position and text of each trigger's prefix; weight |coefficient|
-    endings    text of each trigger's last token, numbered where it occurs again; weight |coefficient|
-    tokens     tokens that the value promotes, by id where both indexes have one vocabulary, else by text; weight p
+    endings    text of each trigger's last token, numbered if it occurs again; weight |coefficient|
+    tokens     tokens that the value promotes, by id if both indexes have one vocabulary, else by text; weight p
     patterns   names of the patterns, equal for equal patterns of different memories; weight confidence
-    roles      what a memory is for; weight 1
+    roles      the roles of the memory; weight 1
 
-Over all memories keys are compared by their hashes; for the few pairs that are shown, by themselves. Of several entries
-with one key the first, strongest one counts.
+Keys are compared by their hashes, except for the few pairs that are shown. If several entries have the same key, only
+the strongest one counts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 
-_PAIRS_AT_ONCE = 1 << 22  # of rows with the same key, while counterparts are counted
+_PAIRS_AT_ONCE = 1 << 22  # pairs of rows with the same key that are counted at once
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: sets hashes of different memories apart
 
 IntArray = NDArray[np.int64]
@@ -40,7 +40,7 @@ _TRIGGERS = """
 SELECT t.layer, t.memory, t."end" AS part, t.rank AS place, abs(t.coefficient) AS weight, KEY({parts}) AS key
 FROM {{triggers}} t JOIN {texts} c USING (sentence{also}) WHERE {{where}}
 """
-# a prefix triggers several memories: its text is made, or hashed, once
+# a prefix may trigger several memories, so its text is built or hashed only once
 _PREFIXES = f"""(
     SELECT t.sentence, t.position, TEXT({_PREFIX}) AS prefix
     FROM (SELECT DISTINCT t.sentence, t.position FROM {{triggers}} t WHERE {{where}}) t
@@ -76,28 +76,28 @@ _IN_ORDER = "SELECT layer, memory, {key} AS key, weight FROM ({entries}) ORDER B
 
 @dataclass(frozen=True, eq=False)
 class KeyLists:
-    """The lists of many memories, one after another; rows of one memory stand together, the strongest first."""
+    """The lists of many memories, concatenated. Within a memory, the strongest row comes first."""
 
-    owners: IntArray  # [rows] which memory, in order
-    keys: NDArray[np.uint64]  # [rows] 64-bit hashes: that two keys of one memory collide has a chance of 10^-15
+    owners: IntArray  # [rows]: number of the memory, ascending
+    keys: NDArray[np.uint64]  # [rows]: 64-bit hashes, which collide within a memory with probability 10^-15
     weights: FloatArray  # [rows]
 
     @cached_property
     def distinct(self) -> tuple[NDArray[np.uint64], IntArray]:
-        """An id for each owner and key, in order of the ids, and the first row of each."""
+        """The sorted ids of all pairs of owner and key, and the first row of each."""
         ids, rows = np.unique(self.keys + self.owners.astype(np.uint64) * _SPREAD, return_index=True)
         return ids, rows
 
 
 @dataclass(frozen=True)
 class ListQuery:
-    """One of the queries above, and how many entries of each memory it reads."""
+    """One of the queries above, and the number of entries that it reads of each memory."""
 
     name: str
     depth: int = 0
 
     def read(self, index: Index, layers: Sequence[int], memories: range) -> KeyLists:
-        """The lists of these memories of some layers; owners count through the layers, one after another."""
+        """Return the lists of these memories of some layers. Owners are numbered through all layers."""
         condition = f"t.memory >= {memories.start} AND t.memory < {memories.stop}"
         rows = index.arrays(
             self._sql("hash(", "hash(key)", f"t.layer IN ({', '.join(map(str, layers))}) AND {condition}")
@@ -108,7 +108,7 @@ class ListQuery:
         return KeyLists(owners, rows["key"], rows["weight"].astype(np.float64))
 
     def read_texts(self, index: Index, memories: Iterable[MemoryId]) -> dict[MemoryId, dict[Any, float]]:
-        """memory -> key -> weight of a few memories, with the keys themselves."""
+        """Return {memory: {key: weight}} of a few memories, with keys as text instead of hashes."""
         names = index.names
         wanted = ", ".join(f"({memory.layer}, {names.number(memory)})" for memory in sorted(set(memories)))
         lists: dict[MemoryId, dict[Any, float]] = {}
@@ -117,7 +117,7 @@ class ListQuery:
         return lists
 
     def _sql(self, joined: str, key: str, where: str) -> str:
-        """The query; `joined` is how the parts of a trigger's key become one."""
+        """Return the query. `joined` is the SQL function that joins the parts of a trigger's key."""
         entries = _ENTRIES[self.name].replace("{where}", where).replace("{depth}", str(self.depth))
         entries = entries.replace("KEY(", joined).replace("TEXT(", "hash(" if joined == "hash(" else "(")
         return _IN_ORDER.replace("{key}", key).replace("{entries}", entries)
@@ -128,7 +128,7 @@ class Overlap:
     """The entries that the lists of two memories share."""
 
     shared: int
-    a: int  # distinct entries of a's list
+    a: int  # number of distinct entries in a's list
     b: int
     jaccard: float
     weighted: float
@@ -145,9 +145,9 @@ def overlap_of(a: dict[Any, float], b: dict[Any, float]) -> Overlap:
 
 
 def memory_by_memory(a: KeyLists, b: KeyLists, count: int) -> tuple[FloatArray, FloatArray]:
-    """Jaccard and weighted overlap, [count] each, of every memory in a with the same one in b."""
+    """Return the Jaccard index and the weighted overlap of each memory in a with the same memory in b. [count] each"""
     (ids_a, rows_a), (ids_b, rows_b) = a.distinct, b.distinct
-    places = np.searchsorted(ids_b, ids_a)  # both are in order: faster than sorting them together
+    places = np.searchsorted(ids_b, ids_a)  # both are sorted, so this is faster than sorting them together
     in_a = np.flatnonzero(places < len(ids_b))
     in_a = in_a[ids_b[places[in_a]] == ids_a[in_a]]
     partners = np.full(len(a.keys), -1)  # row of a -> row of b with the same owner and key
@@ -161,21 +161,21 @@ def memory_by_memory(a: KeyLists, b: KeyLists, count: int) -> tuple[FloatArray, 
     total = np.bincount(a.owners[rows_a], a.weights[rows_a], count)
     total = total + np.bincount(b.owners[rows_b], b.weights[rows_b], count)
     jaccard = _share(shared, sizes - shared)
-    # lists whose weights are all 0 differ as far as their keys do
+    # for lists with only zero weights, use the Jaccard index
     return jaccard, np.where(total > 0, _share(lesser, total - lesser), jaccard)
 
 
 def best_counterparts(
     a: KeyLists, b: KeyLists, count_a: int, count_b: int, itself: bool = False
 ) -> tuple[IntArray, FloatArray]:
-    """The memory of b with the highest Jaccard index for each memory of a (of equal ones the lowest), and that index.
+    """Return, for each memory of a, the memory of b with the highest Jaccard index, and that index.
 
-    A memory that shares nothing with any has partner -1. `itself`: both are one layer, and no memory is its own
-    counterpart.
+    Ties go to the lowest number. A memory that shares nothing has partner -1. With `itself`, both are the same layer,
+    and no memory is its own counterpart.
     """
     owners_a, keys_a, owners_b, keys_b, keys = _number_keys(a, b)
     size_a, size_b = np.bincount(owners_a, minlength=count_a), np.bincount(owners_b, minlength=count_b)
-    order = np.argsort(keys_b, kind="stable")  # rows of b by key, owners in order within
+    order = np.argsort(keys_b, kind="stable")  # rows of b by key, then by owner
     edges = np.searchsorted(keys_b[order], np.arange(keys + 1))  # [keys + 1]
     owners_b = owners_b[order]
     times = (edges[1:] - edges[:-1])[keys_a]  # [rows of a]: memories of b with the same key
@@ -191,14 +191,14 @@ def best_counterparts(
         jaccard = shared / np.maximum(union, 1)
         if itself:
             jaccard[np.arange(last - first), np.arange(first, last)] = 0
-        highest = jaccard.argmax(1)  # the first of equal ones
+        highest = jaccard.argmax(1)  # ties go to the lowest number
         best[first:last] = jaccard[np.arange(last - first), highest]
         partner[first:last] = np.where(best[first:last] > 0, highest, -1)
     return partner, best
 
 
 def _number_keys(a: KeyLists, b: KeyLists) -> tuple[IntArray, IntArray, IntArray, IntArray, int]:
-    """Owners and keys of the distinct rows of a and of b, keys numbered in common from 0, and their number."""
+    """Return owners and key numbers of the distinct rows of a and of b, and the number of different keys."""
     rows_a, rows_b = (_in_order(lists.distinct[1], len(lists.keys)) for lists in (a, b))
     distinct, numbers = np.unique(np.concatenate((a.keys[rows_a], b.keys[rows_b])), return_inverse=True)
     cut = len(rows_a)
@@ -206,14 +206,14 @@ def _number_keys(a: KeyLists, b: KeyLists) -> tuple[IntArray, IntArray, IntArray
 
 
 def _in_order(rows: IntArray, count: int) -> IntArray:
-    """The same row numbers, ascending: faster than sorting them."""
+    """Return the row numbers in ascending order. Marking them is faster than sorting."""
     chosen = np.zeros(count, np.bool_)
     chosen[rows] = True
     return np.flatnonzero(chosen)
 
 
 def _ranges(owners: IntArray, times: IntArray, count_a: int, count_b: int) -> list[tuple[int, int]]:
-    """Ranges of a's memories whose pairs fit in memory, at least one memory in each."""
+    """Return ranges of a's memories whose pairs fit in memory, each with at least one memory."""
     work = np.bincount(owners, times, count_a) + count_b
     part = (np.cumsum(work) // _PAIRS_AT_ONCE).astype(np.int64)
     edges = np.flatnonzero(np.diff(part, prepend=-1, append=-1)).tolist() if count_a else []
@@ -221,6 +221,6 @@ def _ranges(owners: IntArray, times: IntArray, count_a: int, count_b: int) -> li
 
 
 def _share(part: NDArray[Any], whole: NDArray[Any]) -> FloatArray:
-    """part / whole; 1 where both are empty."""
+    """Return part / whole, or 1 if whole is 0."""
     shares: FloatArray = np.divide(part, whole, out=np.ones(len(part)), where=whole > 0)
     return shares

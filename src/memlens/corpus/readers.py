@@ -355,7 +355,7 @@ def _rows_at_once(table: Any, column: str) -> int:
 
 @contextmanager
 def _seekable(file: SourceFile) -> Iterator[IO[bytes]]:
-    """Open a .parquet file for reading from its end. A compressed one is decompressed to a temporary file."""
+    """Open a .parquet file that can be read from its footer. A compressed file is decompressed to a temporary one."""
     if not file.compression:
         with open_raw(file) as raw:
             yield raw

@@ -67,7 +67,7 @@ class MemoryValue:
     histogram: tuple[int, ...] | None  # tokens by score, in equal bins; None if not stored
     key: tuple[TokenNumber, ...]  # best match first; empty without a keys table
     coherence: float  # share of random directions whose top tokens are less similar
-    times_uniform: float  # max p as a multiple of the probability of a token by chance
+    times_uniform: float  # max p divided by the uniform probability of a token
 
     @property
     def is_clear(self) -> bool:

@@ -83,7 +83,7 @@ def check_only_index_files(folder: Path) -> None:
 
 
 def check_not_newer(folder: Path) -> None:
-    """Raise IndexFolderError if the folder holds an index of a newer memlens."""
+    """Raise IndexFolderError if the folder holds an index written by a newer version of memlens."""
     with explain_os_errors(folder):
         version = read_json(folder / MANIFEST).get("schema") if is_complete(folder) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:

@@ -1,12 +1,12 @@
-"""Effects of roles: a group of memories is silenced, and what changes is compared with random groups of the same kind.
+"""Effects of roles: what silencing a group of memories changes, compared with silencing random groups.
 
-    entropy          the entropy of the output, by how much it changes
-    token-frequency  the divergence of the output from the frequency of tokens, by how much it changes
-    token            memories whose value pushes down the very token they fire on: the log of that token's probability
+    entropy          absolute change of the entropy of the output
+    token-frequency  absolute change of the divergence of the output from the frequency of tokens
+    token            change of log p of the token that a memory fires on, for memories whose value lowers that token
 
-A random group has for each memory of the group another one of its layer that fires, drawn among the unused ones of
-nearest norm. An effect appears where it is larger than in every one of 20 random groups, which a group like them is in
-one case of 21, and the mean difference over prefixes surely above 0.
+A random group replaces each memory by one of the same layer that fires, drawn from the unused memories with the nearest
+norms. An effect appears if it is larger than in each of 20 random groups (probability 1/21 without an effect) and the
+interval of the mean difference over prefixes lies above 0.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,7 +49,7 @@ class TargetPrefixes:
 def role_effects(
     index: Index, model: MemoryModel, *, seed: int = 0, sample: int = SAMPLE, progress: Progress = no_progress
 ) -> list[RoleEffect]:
-    """Return the effect of each role above that the index has, measured on `sample` prefixes."""
+    """Return the effects of the roles listed above, measured on `sample` prefixes."""
     drawn = _drawn_prefixes(index, sample, generator(seed, "role-effects"))
     counts = token_counts(index)[: model.vocabulary]
     unigram = torch.from_numpy(np.log((counts + 1) / (counts + 1).sum())).to(model.device)
@@ -84,7 +84,7 @@ def _effect(
     if not compared or not prefixes.tokens:
         return RoleEffect(role, measure, len(group), 0, None, None, None, (), None, None, None, None)
     groups = [compared, *(others.random_group(compared, random) for _ in range(CONTROLS))]
-    signed = role == "token"  # silencing it must raise its token, not just move it
+    signed = role == "token"  # silencing the memory must raise the probability of its token, not only change it
     if signed:
         prefixes = prefixes.where([memory in compared for memory in group])
     before = _looked(model, prefixes, look)
@@ -119,7 +119,7 @@ class UnusedMemories:
                 self.free[layer].append(memory)
 
     def comparable(self, random: np.random.Generator) -> Group:
-        """The group; where it is more than half of a layer, as many of it, drawn, as the layer has others."""
+        """Return the group. If a layer has fewer unused memories than the group has, draw that many of the group."""
         comparable: Group = []
         for layer, free in sorted(self.free.items()):
             memories = np.array([memory for at, memory in self.group if at == layer])
@@ -127,10 +127,10 @@ class UnusedMemories:
         return comparable
 
     def random_group(self, group: Group, random: np.random.Generator) -> Group:
-        """Another memory of the same layer for each memory of a group, drawn among the unused ones of nearest norm."""
+        """Replace each memory of a group by an unused one of its layer, drawn from those with the nearest norms."""
         left = {layer: np.array([self.norms[layer, memory] for memory in free]) for layer, free in self.free.items()}
         drawn = list(group)
-        for place in random.permutation(len(group)):  # otherwise the same memories would choose first in every group
+        for place in random.permutation(len(group)):  # otherwise the same memories always choose first
             layer, memory = group[place]
             apart = np.abs(left[layer] - self.norms[layer, memory])
             near = np.argsort(apart, kind="stable")[: min(NEAREST, int(np.isfinite(apart).sum()))]
@@ -161,7 +161,7 @@ def silence(model: MemoryModel, group: Group) -> Iterator[None]:
 
 
 def _looked(model: MemoryModel, prefixes: TargetPrefixes, look: Any) -> NDArray[np.float64]:
-    """[prefixes]: a measure of the output after each of them; those of similar length are run together."""
+    """Return a measure of the output after each prefix, [prefixes]. Prefixes of similar length share a batch."""
     bos = [model.tokenizer.bos] if model.tokenizer.adds_bos else []
     results = np.empty(len(prefixes.tokens))
     order = np.argsort([len(tokens) for tokens in prefixes.tokens], kind="stable")
@@ -202,9 +202,9 @@ def _drawn_prefixes(index: Index, sample: int, random: np.random.Generator) -> T
 
 
 def _removing(index: Index, random: np.random.Generator) -> tuple[Group, TargetPrefixes]:
-    """Token memories with their own token at the bottom of their value, and of each the best trigger that ends in it.
+    """Return token memories whose value demotes their own token, each with its best trigger that ends in the token.
 
-    At most MOST of them, drawn.
+    If there are more than MOST, return a random sample.
     """
     rows = index.sql(
         """SELECT r.layer, r.memory, r.token, arg_min(c.tokens[:t.position + 1], t.rank) AS tokens FROM {roles} r

@@ -1,4 +1,4 @@
-"""Endings of triggers: which last tokens, and last two tokens, each memory's triggers have, and how rare they are."""
+"""Endings of triggers: the last token and the last two tokens of each memory's triggers, and how rare they are."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +17,10 @@ _NONE = -1  # no token before the first one
 
 
 class CorpusEndings:
-    """The corpus as endings of prefixes: how often each token ends one, and how often chosen pairs do.
+    """Counts of prefixes in the corpus by their last token, and by their last two tokens for chosen pairs.
 
-    Only prefixes that the scan has looked at can be triggers, and are counted: a beginning that many sentences have in
-    common is one prefix there. `frequency` counts every token of the corpus.
+    Only prefixes that can be triggers are counted. A scan reads a beginning that several sentences share only once, so
+    it counts once. `frequency` counts every token of the corpus.
     """
 
     def __init__(self, index: Index, pairs: Ints) -> None:
@@ -52,9 +52,9 @@ def pair_of(before: Ints, last: Ints) -> Ints:
 
 
 def trigger_ends(index: Index, layer: int) -> tuple[Ints, Ints, Ints]:
-    """(memory, token before the last, last token) of every top trigger of a layer; -1 before a first token.
+    """Return memory, token before the last (-1 if there is none) and last token of every top trigger of a layer.
 
-    BOS alone, which some scans take for a prefix (position -1), ends in no token of the corpus and is left out.
+    Some scans include BOS alone as a prefix (position -1). It has no token of the corpus and is left out.
     """
     rows = index.arrays(
         """SELECT t.memory, CASE WHEN t.position > 0 THEN c.tokens[t.position] ELSE -1 END AS before,
@@ -68,7 +68,7 @@ def trigger_ends(index: Index, layer: int) -> tuple[Ints, Ints, Ints]:
 
 
 def count_endings(memory: Ints, before: Ints, last: Ints, memories: int) -> dict[str, Ints | NDArray[np.float64]]:
-    """Columns over the memories of a layer; what is rare about them comes from the corpus, by `token` and `pair`."""
+    """Return statistics of the endings of each memory of a layer, as columns with one value per memory."""
     triggers = np.bincount(memory, minlength=memories)
     token, token_triggers, token_cover = _commonest(memory, last, triggers)
     pair, pair_triggers, pair_cover = _commonest(memory, pair_of(before, last), triggers)
@@ -88,9 +88,9 @@ def count_endings(memory: Ints, before: Ints, last: Ints, memories: int) -> dict
 
 
 def _commonest(memory: Ints, ending: Ints, triggers: Ints) -> tuple[Ints, Ints, NDArray[np.float64]]:
-    """The commonest ending of each memory, its number of triggers, and the share that the TOKENS commonest make up."""
+    """Return each memory's most common ending, its number of triggers, and the share of the TOKENS most common ones."""
     both, times = np.unique(np.stack([memory, ending]), axis=1, return_counts=True)
-    order = np.lexsort((both[1], -times, both[0]))  # by memory, commonest first, of equals the lowest
+    order = np.lexsort((both[1], -times, both[0]))  # by memory, then most common first, then lowest first
     owner, endings, times = both[0][order], both[1][order], times[order]
     place = np.arange(len(owner)) - np.searchsorted(owner, owner)
     first = place == 0
@@ -101,7 +101,7 @@ def _commonest(memory: Ints, ending: Ints, triggers: Ints) -> tuple[Ints, Ints, 
 
 
 def _prefix_ends(index: Index) -> Iterator[tuple[Ints, Ints, NDArray[np.bool_]]]:
-    """(token before, last token, may it be a trigger) of every prefix of the corpus, some sentences at a time."""
+    """Yield, in batches, the token before the last, the last token, and whether a prefix can be a trigger."""
     settings, fresh_from = index.manifest.settings, _fresh_from(index)
     for batch in index.batches("SELECT tokens, sentence FROM {corpus}"):
         lists, sentences = batch.column(0), np.asarray(batch.column(1), np.int64)
@@ -118,7 +118,7 @@ def _prefix_ends(index: Index) -> Iterator[tuple[Ints, Ints, NDArray[np.bool_]]]
 
 
 def _fresh_from(index: Index) -> NDArray[np.int32]:
-    """First position of each sentence whose prefix the scan has looked at."""
+    """Return the first position in each sentence whose prefix was scanned."""
     counts, dedup = index.manifest.counts, index.manifest.settings.dedup
     if dedup == "none":
         return np.zeros(counts.sentences, np.int32)

@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 from memlens.index.reader import Index
 
 Counts = NDArray[np.int64]
-_AT_ONCE = 1 << 14  # memories
+_AT_ONCE = 1 << 14  # memories per block
 
 
 def position_numbers(index: Index, layer: int) -> dict[str, NDArray[Any]]:
-    """Columns over the memories of a layer: `position`, `position_from` and their p; NaN, -1 and 1 without counts.
+    """Return `position`, `position_from` and `p` of each memory of a layer; NaN, -1 and 1 without a counts table.
 
-    `position_from`: the first position of the range in which the memory fires most often.
+    `position` is the share of the entropy of firing that position explains, `p` its p-value. `position_from` is the
+    first position of the range in which the memory fires most often.
     """
     memories = index.memories(layer)
     if not index.has("counts"):
@@ -31,7 +32,7 @@ def position_numbers(index: Index, layer: int) -> dict[str, NDArray[Any]]:
 
 
 def _blocks(index: Index, layer: int) -> Iterator[tuple[Counts, Counts, Counts]]:
-    """(fired, prefixes, sentences), each [memories, ranges of positions]."""
+    """Yield the counts of fired, prefixes and sentences for blocks of memories. [memories, ranges of positions]"""
     names, ranges = ("fired", "prefixes", "sentences"), len(index.manifest.position_edges) + 1
     for first in range(0, index.memories(layer), _AT_ONCE):
         rows = index.arrays(
@@ -53,11 +54,10 @@ def explained(fired: Counts, prefixes: Counts) -> NDArray[np.float64]:
 
 
 def p_of_positions(fired: Counts, prefixes: Counts, sentences: Counts) -> NDArray[np.float64]:
-    """p-values of rates of firing that differ so much between ranges of positions, if position did not matter. [n]
+    """Return the p-values [n] of the hypothesis that the rate of firing does not depend on position.
 
-    The likelihood ratio of one rate for each range against one for all, with as many draws as there are sentences:
-    prefixes of one sentence may all fire together, and then a sentence is one draw. Where they do not, rates differ
-    less by chance than is allowed for, so that p is too high rather than too low.
+    This is a likelihood ratio test: one rate for each range of positions against one rate for all. Each sentence counts
+    as a single draw, because its prefixes may fire together. If they fire independently, p is too high.
     """
     from scipy.special import chdtrc
 
@@ -74,10 +74,10 @@ def _rates(fired: Counts, prefixes: Counts, whole: NDArray[np.float64]) -> NDArr
 
 
 def _divergence(rates: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
-    """KL divergence of a coin with these rates [n, ranges] from one with the rate of the whole [n, 1], in nats."""
+    """Return the KL divergence, in nats, between Bernoulli distributions with rates [n, ranges] and `whole` [n, 1]."""
     divergence = _times_log(rates, rates) - _times_log(rates, whole)
     divergence += _times_log(1 - rates, 1 - rates) - _times_log(1 - rates, 1 - whole)
-    return np.maximum(divergence, 0.0)  # rounding can leave it just below 0
+    return np.maximum(divergence, 0.0)  # rounding errors can make it slightly negative
 
 
 def _times_log(factor: NDArray[np.float64], of: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -17,7 +17,7 @@ Every rule except the first has a null hypothesis: triggers are drawn from the c
 not depend on position (positions.py), or the value has a random direction. A memory has a role if it reaches the size
 in the rule and its hypothesis is rejected at the false discovery rate over all memories that are tested for the role.
 The rate is controlled by Benjamini and Hochberg if the null distribution is known. For heavy tails, it is estimated
-with values in random directions. The ideas are the authors', the sizes are ours.
+with values in random directions. The ideas are from the cited papers. The thresholds are ours.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,9 +31,9 @@ from memlens.stats import binomial_tail, decoy_q_values, q_values, upper_share
 
 FEWEST = 10  # triggers that the token and n-gram roles need
 COVERED, TOKENS = 0.9, 3
-LONGEST = 0.9  # quantile of the norms of a layer
+LONGEST = 0.9  # quantile of the norms in a layer from which a value counts as long
 FREQUENCY, ALONG = 0.5, 0.5
-EXPLAINED = 0.25  # share of the entropy of being active that position explains
+EXPLAINED = 0.25  # minimum share of the entropy of being active that position explains
 Numbers = Mapping[str, NDArray[Any]]
 
 
@@ -43,7 +43,7 @@ def p_of_cosine(cosine: NDArray[Any], d: int) -> NDArray[np.float64]:
 
 
 def p_of_part(part: NDArray[Any], directions: int, d: int) -> NDArray[np.float64]:
-    """Return the p-value of the share of a random direction's squared length in some of d dimensions (beta)."""
+    """Return the p-value of the share of squared length that a random direction has in some of d dimensions (beta)."""
     from scipy.special import betainc
 
     if d <= directions:  # all dimensions: the share is always 1
@@ -79,7 +79,7 @@ def p_of_spread(spread: NDArray[Any], eigenvalues: NDArray[Any]) -> NDArray[np.f
 
 
 def p_of_endings(numbers: Numbers, tokens: int, prefixes: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the p-values of the most common last token of the triggers, and of the most common pair with that token.
+    """Return the p-values of the triggers' most common last token, and of their most common last two tokens.
 
     Both are corrected for the choice of the most common one: `tokens` is the number of different tokens in the corpus,
     any of which could be the last token or come before it. `prefixes` is the number of prefixes that could be triggers.
@@ -97,12 +97,12 @@ def assign(
 ) -> tuple[dict[str, NDArray[np.bool_]], dict[str, NDArray[Any]]]:
     """Return a mask [n] of the memories with each role, and the q-values [n] of each hypothesis.
 
-    `numbers` and `p` are columns over memories. `decoys` are columns of `numbers` for values in random directions.
+    Each column of `numbers` and `p` has one value per memory. `decoys` has the columns for random directions.
     """
     alive = ~numbers["dead"]
     q = {name: _among(alive, numbers[name], partial(decoy_q_values, decoys=column)) for name, column in decoys.items()}
     heavy = (q["kurtosis"] <= rate) & alive
-    # the rate holds for the tested memories, so memories must be excluded before the test and not after it
+    # the false discovery rate holds for the tested memories, so memories must be excluded before the test
     tested = {"weak": alive & numbers["is_long"], "variance": alive & ~heavy, "along": alive & numbers["gated"]}
     q |= {name: _among(tested.get(name, alive), column, lambda p: q_values(p, len(p))) for name, column in p.items()}
     sure = {name: (column <= rate) & alive for name, column in q.items()}

@@ -23,19 +23,19 @@ _NUMBERS = (
     "cos_gate_in", "token_cover", "pair_cover", "position",
 )  # fmt: skip
 _HYPOTHESES = ("token", "n-gram", "weak", "frequency", "kurtosis", "variance", "along", "position")
-_AT_ONCE = 1 << 14  # memories
-DECOYS = 100_000  # random directions or more: few memories with heavy tails stand out from many of them only
+_AT_ONCE = 1 << 14  # memories per table
+DECOYS = 100_000  # minimum number of random directions: with fewer, rare heavy tails are not significant
 ROLES_SCHEMA = pa.schema(
     [
         ("layer", pa.int32()),
         ("memory", pa.int32()),
-        ("role", pa.string()),  # the first of its roles, in the order of memory.ROLES; null where it has none
+        ("role", pa.string()),  # first of the roles in the order of memory.ROLES; null without a role
         ("roles", pa.list_(pa.string())),
         (
             "position_from",
             pa.int32(),
-        ),  # the first position of the range in which it fires most often; null without counts
-        ("token", pa.int32()),  # the commonest last token of its triggers; null without triggers
+        ),  # first position of the range in which the memory fires most often; null without counts
+        ("token", pa.int32()),  # most common last token of the triggers; null without triggers
         *((name, pa.float64()) for name in _NUMBERS),
         *((f"q_{name.replace('-', '_')}", pa.float64()) for name in _HYPOTHESES),
     ]
@@ -75,7 +75,7 @@ def compute_roles(
 def _measure(
     index: Index, model: MemoryModel, reading: str, seed: int, progress: Progress
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Numbers and p-values of all memories of the index, as columns, and numbers of random directions."""
+    """Return columns of numbers and p-values of all memories, and the numbers of random directions."""
     from memlens.role.endings import CorpusEndings, count_endings, trigger_ends
     from memlens.role.positions import position_numbers
     from memlens.role.weights import ValueReader, cosines_of
@@ -84,7 +84,7 @@ def _measure(
     corpus = CorpusEndings(index, np.concatenate([numbers["pair"] for numbers in ends.values()]).astype(np.int64))
     counts = corpus.frequency[: model.vocabulary]
     dead = index.arrays("SELECT dead FROM {memories} ORDER BY layer, memory")["dead"]
-    decoys = max(DECOYS / len(dead), 1)  # for each memory
+    decoys = max(DECOYS / len(dead), 1)  # random directions per memory
     parts, ps, drawn = [], [], []
     for done, layer in enumerate(index.layers):
         progress("roles", done, len(index.layers))
@@ -119,7 +119,7 @@ def _measure(
 
 
 def _tables(columns: dict[str, Any], has: dict[str, Any], q: dict[str, Any]) -> Iterator[pa.Table]:
-    """Yield rows of roles.parquet, some memories at a time."""
+    """Yield rows of roles.parquet in blocks of memories."""
     for first in range(0, len(columns["memory"]), _AT_ONCE):
         part = slice(first, first + _AT_ONCE)
         numbers = {name: column[part] for name, column in columns.items()}
@@ -164,14 +164,14 @@ class RoleEffect:
     measure: str
     memories: int
     prefixes: int
-    norm: float | None  # mean length of their values
-    random_norm: float | None  # the same, of all random groups
-    change: float | None  # in the mean over prefixes, in nats
-    random: tuple[float, ...]  # the same, of each random group
-    difference: float | None  # of the change less that of all random groups
-    low: float | None  # None where there is one prefix only, or none
+    norm: float | None  # mean length of the memories' values
+    random_norm: float | None  # mean length over all random groups
+    change: float | None  # mean over prefixes, in nats
+    random: tuple[float, ...]  # mean change of each random group
+    difference: float | None  # mean change minus the mean change of all random groups
+    low: float | None  # ends of the interval of `difference`; None for fewer than two prefixes
     high: float | None
-    appears: bool | None  # None where there are no such memories, or no others to compare them with
+    appears: bool | None  # None without such memories, or without others to compare them with
 
     @property
     def verdict(self) -> str:

@@ -1,4 +1,4 @@
-"""Numbers of a layer's weights: moments of every value over the vocabulary, its directions, its cosines."""
+"""Statistics of weights: moments of each value's scores, its part in weak directions, and its cosine with the key."""
 
 from collections.abc import Callable, Iterator
 
@@ -14,16 +14,15 @@ from memlens.stats import generator
 from memlens.vocab.kernels import score_blocks
 from memlens.vocab.table import through_norm
 
-WEAK = 1 / 20  # of the directions that the unembedding reads at all: those that it reads least
-_ROWS = 2048  # of values or embeddings that are held as float64 at once
+WEAK = 1 / 20  # share of the directions that the unembedding reads; the least read ones count as weak
+_ROWS = 2048  # values or embeddings that are converted to float64 at once
 Arrays = dict[str, NDArray[np.float64]]
 
 
 class ValueReader:
-    """Reads a layer's values through the lens over tokens of the corpus: moments, weak directions, frequent tokens.
+    """Reads the values of a layer through the lens, over the tokens that occur in the corpus.
 
-    Tokens that do not occur are left out: those that were hardly trained lie together, apart from all others, and would
-    give every direction heavy tails.
+    Other tokens are left out. Undertrained tokens form a distant cluster that would give every direction heavy tails.
     """
 
     def __init__(self, model: MemoryModel, layer: int, reading: str, counts: NDArray[np.int64]) -> None:
@@ -32,24 +31,24 @@ class ValueReader:
         log_frequency = np.log(counts[self.tokens] / counts.sum())
         self.frequency = log_frequency - log_frequency.mean()
         width = model.width
-        fold = model.lens.folded(torch.eye(width, device=model.device), layer, reading).double()  # v -> v fold
+        fold = model.lens.folded(torch.eye(width, device=model.device), layer, reading).double()  # maps v to v @ fold
         spread, follows = self._embedding_sums()
         eigenvalues, vectors = torch.linalg.eigh(fold @ spread @ fold.T)
-        is_read = eigenvalues > 1e-9 * eigenvalues[-1]  # a norm that centres removes a direction altogether
+        is_read = eigenvalues > 1e-9 * eigenvalues[-1]  # a norm that centers removes one direction
         self.fold, self.rank = fold, int(is_read.sum())
-        self.eigenvalues = (eigenvalues.clamp_min(0) / len(self.tokens)).cpu().numpy()  # of the variance of scores
+        self.eigenvalues = (eigenvalues.clamp_min(0) / len(self.tokens)).cpu().numpy()  # of the score variance
         self.directions = max(round(WEAK * self.rank), 1)
         self.weak, self.read = vectors[:, is_read][:, : self.directions], vectors[:, is_read]
         self.frequent = fold @ follows  # [d]
 
     def _embedding_sums(self) -> tuple[Tensor, Tensor]:
-        """Sums over tokens of e e^T [d, d] and of e times the log of the frequency [d], e less the mean of all tokens.
+        """Return the sums over tokens of e e^T [d, d] and of e times the log frequency [d].
 
-        A softmax does not see what all tokens share.
+        e is an embedding minus the mean embedding, because a softmax ignores what all tokens share.
         """
         device = self.model.device
         frequency, width = torch.from_numpy(self.frequency).to(device), self.model.width
-        self.mean = torch.zeros(width, dtype=torch.float64, device=device)  # of the embeddings
+        self.mean = torch.zeros(width, dtype=torch.float64, device=device)  # mean embedding
         self.mean = sum((part.sum(0) for _, part in self._embeddings()), self.mean) / len(self.tokens)
         spread, follows = torch.zeros(width, width, dtype=torch.float64, device=device), torch.zeros_like(self.mean)
         for block, embedding in self._embeddings():
@@ -58,7 +57,7 @@ class ValueReader:
         return spread, follows
 
     def _embeddings(self) -> Iterator[tuple[slice, Tensor]]:
-        """Embeddings of the tokens less their mean, some at a time."""
+        """Yield blocks of token embeddings minus the mean embedding."""
         tokens = torch.from_numpy(self.tokens).to(self.model.device)
         for block in _row_blocks(len(tokens)):
             yield block, self.model.lens.embedding[tokens[block]].double() - self.mean
@@ -67,19 +66,19 @@ class ValueReader:
         return self.model.lens.value_scores(block, self.layer, self.reading, place)
 
     def moments(self, values: Tensor) -> Arrays:
-        """Over the vocabulary, of the scores of each value [n, d] divided by its length."""
+        """Return the moments over tokens of the scores of each value [n, d], scaled to unit length."""
         blocks = score_blocks(values, self.scores, self.model.vocabulary)
         parts = [_moments(scores[:, self.tokens], self.frequency) for _, scores in blocks]
         moments = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         norm = _in_blocks(lambda block: at_least_float32(block).double().norm(dim=1), values)
-        has_length = norm > 0  # the others (pruned, never trained) have no direction to ask about: nothing is unusual
+        has_length = norm > 0  # a value of length 0 has no direction; it gets the usual numbers
         moments["variance"] = np.where(has_length, moments["variance"] / np.where(has_length, norm, 1.0) ** 2, 0.0)
         for name, usual in (("skew", 0.0), ("kurtosis", 3.0), ("frequency", 0.0)):
             moments[name] = np.where(has_length, moments[name], usual)
         return moments | {"norm": norm}
 
     def random_kurtosis(self, count: int, seed: int) -> NDArray[np.float64]:
-        """The kurtosis of the scores of `count` random directions."""
+        """Return the kurtosis of the scores of `count` random directions."""
         random, parts = generator(seed, "roles", self.layer), []
         for first in range(0, count, _ROWS):
             drawn = random.normal(size=(min(_ROWS, count - first), self.model.width))
@@ -87,18 +86,18 @@ class ValueReader:
         return np.concatenate(parts)
 
     def kurtosis(self, values: Tensor) -> Tensor:
-        """The kurtosis of the scores of each value [n, d]; without the other moments, in a third of the time."""
+        """Return the kurtosis of the scores of each value [n, d], in a third of the time that all moments take."""
         folded = (values.double() @ self.fold).float()
         second = torch.zeros(len(values), dtype=torch.float64, device=values.device)
         fourth = torch.zeros_like(second)
-        for _, embedding in self._embeddings():  # less their mean, so that scores have the mean 0
+        for _, embedding in self._embeddings():  # minus their mean, so that the mean score is 0
             squared = (folded @ embedding.float().T).square_()
             second += squared.sum(1, dtype=torch.float64)
             fourth += squared.square_().sum(1, dtype=torch.float64)
         return fourth * len(self.tokens) / second.square()
 
     def part_in_weak(self, values: Tensor) -> NDArray[np.float64]:
-        """The part in the weak directions of the squared length of each value that the lens reads at all."""
+        """Return the share of the weak directions in the part of each value's squared length that the lens reads."""
 
         def part(block: Tensor) -> Tensor:
             whole = (block.double() @ self.read).square().sum(1).clamp_min(1e-300)
@@ -107,7 +106,7 @@ class ValueReader:
         return _in_blocks(part, values)
 
     def along_frequency(self, values: Tensor) -> NDArray[np.float64]:
-        """Cosine of each value with the direction along which scores follow the log of frequency most."""
+        """Return the cosine of each value with the direction whose scores follow the log frequency most closely."""
         return _in_blocks(lambda block: _cosines(block.double(), self.frequent[None]), values)
 
 
@@ -128,7 +127,7 @@ def _moments(scores: NDArray[np.float32], frequency: NDArray[np.float64]) -> Arr
 
 
 def cosines_of(memories: MemoryLayer) -> Arrays:
-    """Cosines between what a memory reads (up, or the key of a plain block), its gate, and its value."""
+    """Return cosines between input weights (up, or the key of a plain block), gate and value of each memory."""
     cosines: dict[str, list[NDArray[np.float64]]] = {"cos_in_out": [], "cos_gate_out": [], "cos_gate_in": []}
     for group in memories.groups:
         keys = group.keys
@@ -147,7 +146,7 @@ def _row_blocks(rows: int) -> list[slice]:
 
 
 def _in_blocks(function: Callable[[Tensor], Tensor], values: Tensor) -> NDArray[np.float64]:
-    """A number for each row [n, d], some rows at a time."""
+    """Return a number for each row [n, d], computed block by block."""
     return np.concatenate([_array(function(values[part])) for part in _row_blocks(len(values))])
 
 

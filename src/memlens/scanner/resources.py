@@ -142,7 +142,7 @@ def memory_before_loading(sizes: ModelSizes, settings: ScanSettings, bytes_a_num
         "weights": sizes.parameters * bytes_a_number,
         "lists": lists,
         "a batch": batch,
-        "unpacking": max(0, sizes.unpacked - lists - batch),  # ends before there are lists
+        "unpacking": max(0, sizes.unpacked - lists - batch),  # unpacking ends before the lists are created
     }
 
 

@@ -2,7 +2,7 @@
 
 Attention is causal: tokens after the traced position have no effect and are not fed. Positions count the prompt's
 tokens from 0 without BOS. Negative positions count from the end; -1 is the last token. BOS
-is fed exactly if the checkpoint's tokenizer puts it before a text.
+is fed if and only if the checkpoint's tokenizer puts it before a text.
 """
 
 import math
