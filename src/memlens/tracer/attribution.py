@@ -41,7 +41,7 @@ from memlens.tracer.result import Token, attribution_html
 from memlens.tracer.trace import check_finite
 
 _BATCH_TOKENS = 2048
-_BATCH_SCORES = 2**25  # each prompt of a batch is scored over the whole vocabulary; this bounds their memory
+_BATCH_SCORES = 2**25  # maximum number of vocabulary scores of a batch, which bounds memory
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Attribution:
 
     prompt: str
     token: Token
-    p: float  # of the token, without edits
+    p: float  # probability of the token without edits
     method: str  # "exact" or "integrated"
     effects: dict[MemoryId, float]  # the part of p that each memory accounts for
     gaps: dict[int, float] = field(default_factory=dict)  # "integrated" only: layer -> sum of effects - exact sum
@@ -93,7 +93,7 @@ class Question:
     def ask(
         cls, model: MemoryModel, prompt: str, token: str | int | None, position: int, positions: Sequence[int] | None
     ) -> "Question":
-        """Check the arguments of silence_each and integrate, and run the prompt once without edits."""
+        """Check arguments of `silence_each` and `integrate`, and run the prompt once without edits."""
         checked = read_prompt(model, prompt)
         place = checked.place(position)
         token_id = None if token is None else read_token(model, token)
@@ -216,8 +216,8 @@ def silence_one_per_line(memories: list[MemoryId], rows: Tensor) -> dict[int, Ch
     return {layer: partial(change, layer=layer) for layer in {memory.layer for memory in memories}}
 
 
-_MOST_STEPS = 1000  # computing n nodes takes an n x n matrix
-_INTEGRATED_BATCH_TOKENS = 1024  # fewer than above: a backward pass keeps the activations of all layers
+_MOST_STEPS = 1000  # computing n nodes requires an n x n matrix
+_INTEGRATED_BATCH_TOKENS = 1024  # less than above, because a backward pass keeps all activations
 
 
 def integrate(
@@ -295,7 +295,7 @@ def _integrate_layer(question: Question, layer: int, m: Tensor, steps: int, batc
 
 
 def _gradient(question: Question, layer: int, m: Tensor, shares: Tensor) -> Tensor:
-    """Return dp/dm [steps, pos, memories] at each share of m. Only the rows of the question are scaled."""
+    """Return dp/dm [steps, pos, memories] at each multiple of m. Only the rows of the question are scaled."""
     path = m.repeat(len(shares), 1, 1)
     path[:, question.rows] = m[:, question.rows] * shares[:, None, None]
     path.requires_grad_()
@@ -311,8 +311,8 @@ class CommonMemory:
     """A memory that supports the prediction of several prompts."""
 
     memory: MemoryId
-    prompts: int  # number of prompts in which it counts
-    effect: float  # mean over all prompts
+    prompts: int  # number of prompts in which the memory counts
+    effect: float  # mean effect over all prompts
 
 
 def in_common(
@@ -346,7 +346,7 @@ def in_common(
     common = [
         CommonMemory(memory, count, sum(attribution.effects.get(memory, 0.0) for attribution in several) / len(several))
         for memory, count in counts.items()
-        if count / len(several) >= share  # not count >= share * n: 0.28 * 25 is slightly above 7
+        if count / len(several) >= share  # `count >= share * n` would fail, because 0.28 * 25 is slightly above 7
     ]
     return sorted(common, key=lambda memory: (-memory.prompts, -memory.effect, memory.memory))
 

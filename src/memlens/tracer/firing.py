@@ -142,7 +142,7 @@ def _predicted(run: TracedPrompt) -> tuple[int, Tensor]:
 def _of_layer(
     run: TracedPrompt, layer: int, ranges: NDArray[np.float32], direction: Tensor
 ) -> dict[str, NDArray[np.generic]]:
-    """Return columns [memories] for a layer, each memory at the position where its relative coefficient is largest."""
+    """Return arrays [memories] for a layer, with each memory at the position of its largest relative coefficient."""
     m = run.positions.coefficients[layer].cpu().float().numpy()  # [pos, memories]
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(m > 0, m / ranges[0], np.where(m < 0, m / ranges[1], 0))

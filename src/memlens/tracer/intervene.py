@@ -41,7 +41,7 @@ _LARGEST_SEED = 2**63 - 1
 class _GroupEdit:
     """An edit, restricted to one group of memories."""
 
-    memories: Tensor | None  # [k], numbers within the group; None for all
+    memories: Tensor | None  # [k], memory numbers within the group; None for all
     rows: tuple[int, ...] | None  # positions of the fed tensor; None for all
     coefficient: float | None
     factor: float | None
@@ -49,7 +49,7 @@ class _GroupEdit:
     def apply_(self, m: Tensor) -> None:
         """Change m [batch, pos, size] in place."""
         fed = m.shape[1]
-        # a pass may end before an edited position: with causal attention, this position has no effect
+        # a pass may end before an edited position, which has no effect because attention is causal
         places = range(fed) if self.rows is None else [row for row in self.rows if row < fed]
         rows = torch.tensor(list(places), device=m.device, dtype=torch.int64)[:, None]
         columns = torch.arange(m.shape[2], device=m.device) if self.memories is None else self.memories
@@ -167,7 +167,7 @@ class Continuation:
     prompt: str
     text: str
     tokens: tuple[int, ...]
-    p: tuple[float, ...]  # of each token, in the edited model
+    p: tuple[float, ...]  # probability of each token in the edited model
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for json.dumps."""
@@ -214,7 +214,7 @@ def generate(
 
 
 class Generation(Iterator[TokenShare]):
-    """A continuation, one token at a time. The model is edited only while a token is computed."""
+    """A continuation that is computed token by token. The model is edited only while a token is computed."""
 
     def __init__(
         self, model: MemoryModel, prompt: Prompt, count: int, edits: Intervention | None, temperature: float, seed: int
@@ -253,7 +253,7 @@ class Generation(Iterator[TokenShare]):
         with nullcontext() if edits is None else apply_edits(self._model, edits, self._prompt):
             logs = log_probabilities(self._model, self._model.run_body(self._fed)[0, -1])  # [vocabulary]
         if self._temperature == 0:
-            token = int((logs == logs.max()).nonzero()[0])  # a tie goes to the lowest id
+            token = int((logs == logs.max()).nonzero()[0])  # of equal scores, take the lowest id
         else:
             # subtract the maximum first, so that the best token keeps score 0 at any temperature
             weights = torch.softmax((logs - logs.max()) / self._temperature, 0)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 KIND, SCHEMA, UNIT = "memlens intervention", 1, "coefficient"
 _ACTIONS = {"set": "coefficient", "scale": "factor", "silence": None}
-_FILE_LIMIT = 64 << 20  # bytes; an edit of every memory of a large model takes less
+_FILE_LIMIT = 64 << 20  # bytes; enough to edit every memory of a large model
 _LAYER = re.compile(r"[Ll]([0-9]{1,9})")
 _HOW = "write L3N51=3.5 to set, =x2 to scale, =0 to silence"
 
@@ -56,11 +56,11 @@ class Edit:
     """
 
     memories: tuple[MemoryId, ...] = ()  # the constructor also accepts one or several names
-    layer: int | None = None  # a whole layer instead of memories
+    layer: int | None = None  # edits the whole layer instead of memories
     coefficient: float | None = None
     factor: float | None = None
     positions: tuple[int, ...] | None = None  # the constructor also accepts one position
-    expert: ExpertId | None = None  # a whole expert instead of memories; the constructor also accepts its name
+    expert: ExpertId | None = None  # edits the whole expert instead of memories; the constructor also accepts its name
 
     def __post_init__(self) -> None:
         at: Any = self.positions
@@ -203,10 +203,10 @@ class Intervention:
         2
     """
 
-    edits: tuple[Edit, ...]  # the constructor also accepts one edit, and edits as text
+    edits: tuple[Edit, ...]  # the constructor also accepts a single edit, and edits as text
     model: str = ""  # the model's name, for messages
-    fingerprint: str | None = None  # None: not bound to a model
-    dtype: str | None = None  # of the model; the fingerprint depends on it
+    fingerprint: str | None = None  # None if not bound to a model
+    dtype: str | None = None  # dtype of the model, which its fingerprint depends on
 
     def __post_init__(self) -> None:
         edits: Any = [self.edits] if isinstance(self.edits, (Edit, str)) else self.edits
@@ -335,12 +335,12 @@ class Intervention:
 
 
 def is_intervention(head: bytes) -> bool:
-    """Return True if a file that begins with `head` was written by `Intervention.save`."""
+    """Return True if `head` is the start of a file written by `Intervention.save`."""
     return head.lstrip().startswith(f'{{\n "kind": "{KIND}"'.encode())
 
 
 def check_layer(model: MemoryModel, layer: int, name: str = "") -> None:
-    """Raise UnknownName if the model does not have the layer. `name` is what the message calls missing."""
+    """Raise UnknownName if the model does not have the layer. The message names `name` as missing."""
     if not 0 <= layer < len(model.layers):
         missing = name or f"layer {layer}"
         raise UnknownName(f"{missing} does not exist: {model.name} has layers 0 to {len(model.layers) - 1}")

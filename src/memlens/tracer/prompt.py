@@ -23,7 +23,7 @@ from memlens.settings import HUB
 from memlens.tracer.intervention import short
 from memlens.tracer.result import check_index
 
-_MOST = 1000  # the longest list of tokens or memories
+_MOST = 1000  # maximum length of a list of tokens or memories
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Prompt:
 
     @property
     def shift(self) -> int:
-        """The index of position 0 in the fed tensor: 1 with BOS, else 0."""
+        """The index of position 0 in the fed tensor: 1 with BOS, otherwise 0."""
         return 0 if self.bos is None else 1
 
     def fed(self, position: int | None = None) -> Tensor:
@@ -96,7 +96,7 @@ def read_token(model: MemoryModel, token: str | int) -> int:
 
 
 def check_top(top: int) -> int:
-    """Return the length of a list. Raises SettingError if it is out of range."""
+    """Return `top`. Raises SettingError if it is out of range."""
     if not 1 <= top <= _MOST:
         raise SettingError(f"--top is {top}; it must be 1 or more, and at most {_MOST}")
     return int(top)

@@ -27,19 +27,19 @@ if TYPE_CHECKING:  # the workbench uses these records for its schema, and lookup
     from memlens.tracer.attribution import Attribution
 
 _TRIGGER_CHARACTERS = 60  # characters shown from the end of a trigger
-_COMPARED = 16  # values that are compared to recognize an index of another model
-_SAME_NORM = 1e-4  # relative tolerance; a value whose norm differs more has been changed
-_VALUES_AT_ONCE = 1024  # bounds the memory for scores over a large vocabulary
+_COMPARED = 16  # number of values to compare to recognize an index of another model
+_SAME_NORM = 1e-4  # relative tolerance; a value with a larger difference in norm has been changed
+_VALUES_AT_ONCE = 1024  # number of values to score at once, which bounds memory
 
 
 @dataclass
 class Names:
     """The description of one memory."""
 
-    top: list[int] = field(default_factory=list)  # tokens that its value promotes, strongest first
+    top: list[int] = field(default_factory=list)  # tokens that the memory's value promotes, strongest first
     bottom: list[int] = field(default_factory=list)
     triggers: dict[str, str] = field(default_factory=dict)  # end -> last characters of the best trigger
-    patterns: tuple[str, ...] = ()  # of the top triggers
+    patterns: tuple[str, ...] = ()  # patterns of the top triggers
 
     def for_sign(self, coefficient: float) -> Names:
         """Return the description for a coefficient of this sign. A negative coefficient swaps top and bottom."""
@@ -109,7 +109,7 @@ def _read_values_(names: dict[MemoryId, Names], memories: list[MemoryId], top: i
         order.extend(of_layer)
     vectors = torch.cat(parts)
     with thread_pool() as pool:
-        for first in range(0, len(order), _VALUES_AT_ONCE):  # nearly always one block
+        for first in range(0, len(order), _VALUES_AT_ONCE):  # nearly always a single iteration
             block = slice(first, first + _VALUES_AT_ONCE)
             scores = model.lens.folded_scores(vectors[block]).to("cpu", torch.float32).contiguous().numpy()
             ends = find_ends(scores, min(top, model.vocabulary), pool)
@@ -141,7 +141,7 @@ def _look_up_values_(
 
 
 def _are_unchanged(rows: dict[MemoryId, dict[str, Any]], layer: int, model: MemoryModel) -> list[bool]:
-    """Return whether each value has its row's norm and still scores the row's top token above the bottom one."""
+    """Return whether each value still has the norm in its row and scores the row's top token above the bottom one."""
     import torch
 
     values = model.layers[layer].values_of([model.names.number(memory) for memory in rows])
@@ -195,12 +195,12 @@ class TracedMemory:
 
     memory: MemoryId
     coefficient: float
-    effect: float  # its term of the traced token's logit, with the scale of the final norm frozen
+    effect: float  # contribution to the traced token's logit, with the scale of the final norm frozen
     size: float  # |m| * ||v||
     promotes: tuple[Token, ...]
     demotes: tuple[Token, ...]
     trigger: str | None = None  # the best trigger for this sign, from the index
-    patterns: tuple[str, ...] = ()  # of its top triggers, from the index; empty for a negative coefficient
+    patterns: tuple[str, ...] = ()  # patterns of the top triggers, from the index; empty for a negative coefficient
 
 
 @dataclass(frozen=True)
@@ -219,8 +219,8 @@ class FiringHit(MemoryHit):
     coefficient: float
     position: int
     token: str
-    relative: float  # coefficient divided by the largest of the scan with the same sign
-    effect: float  # on the logit of the predicted token
+    relative: float  # coefficient divided by the scan's largest coefficient of the same sign
+    effect: float  # effect on the logit of the predicted token
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class FiringResult:
 
     text: str
     tokens: tuple[str, ...]
-    prediction: Token  # the predicted next token; effects are on its logit
+    prediction: Token  # the predicted next token, whose logit the effects refer to
     order: str
     total: int  # number of active memories
     found: tuple[FiringHit, ...]
@@ -241,19 +241,19 @@ class FiringResult:
 
 @dataclass(frozen=True)
 class LayerTrace:
-    """One layer at the traced position. r and o are read through the final norm, y is read as values are."""
+    """One layer at the traced position. r and o are read through the final norm, and y like a value."""
 
     layer: int
     residual: tuple[TokenShare, ...]  # top tokens of r
     ffn: tuple[TokenShare, ...]  # top tokens of y
     output: tuple[TokenShare, ...]  # top tokens of o
-    p: float  # of the traced token in o
-    case: str  # of Figure 11
+    p: float  # probability of the traced token in o
+    case: str  # case of Figure 11
     by_effect: tuple[TracedMemory, ...]  # active memories, largest |effect| first
     by_size: tuple[TracedMemory, ...]  # active memories, largest |m| * ||v|| first
-    attention: float  # term of attention, with its biases, in the traced token's logit
-    memories: float  # term of all memories
-    bias: float  # term of the block's biases
+    attention: float  # contribution of attention and its biases to the traced token's logit
+    memories: float  # contribution of all memories
+    bias: float  # contribution of the block's biases
 
 
 @dataclass(frozen=True)
@@ -272,13 +272,13 @@ class Trace:
     rank: int  # 1 + number of tokens that are more likely
     prediction: TokenShare  # the most likely token
     settled: int  # the first layer from which top(o) stays the prediction
-    logit: float  # of the traced token, minus that of `against`
+    logit: float  # logit of the traced token, minus the logit of `against` if given
     parts: dict[str, float]  # embedding, attention, memories, block biases, output biases; they sum to the logit
-    embedding: float  # term of the input embedding
-    constant: float  # term of the biases of the final norm and output embedding
+    embedding: float  # contribution of the input embedding
+    constant: float  # contribution of the biases of the final norm and output embedding
     layers: tuple[LayerTrace, ...]
     text: str = ""  # the prompt up to the traced position
-    logit_is: str = PLAIN_LOGIT  # what the parts sum to; depends on the kind of output embedding
+    logit_is: str = PLAIN_LOGIT  # name of the sum of the parts, which depends on the kind of output embedding
     against: TokenShare | None = None  # the second token, if the parts sum to a difference of two logits
 
     @property
@@ -339,9 +339,9 @@ class InterventionEffect:
 
 
 _TOKENS, _MEMORIES, _TEXT = 3, 3, 60
-# isolate: a character that reverses the direction of writing must not affect the text around it
+# isolate the text, so that characters for right-to-left writing do not affect the text around it
 _CODE = '<code style="white-space:pre;unicode-bidi:isolate">{}</code>'
-# not a <caption>: it would wrap at the width of the table, which may be narrow
+# a <caption> would wrap at the width of the table, which may be narrow
 _TABLE = (
     '<div style="margin:0.5em 0">{}</div><table style="text-align:left;border-spacing:1em 0.2em"><tr>{}</tr>{}</table>'
 )

@@ -24,7 +24,7 @@ from memlens.tracer.result import Token
 
 @dataclass(frozen=True)
 class ChangedToken(Token):
-    """A token with the mean change of its probability."""
+    """A token and the mean change of its probability."""
 
     change: float
     control: float  # mean change of its probability if the control is silenced
@@ -35,12 +35,12 @@ class TokenChange:
     """The effect of silencing a memory at its top triggers, next to that of a control memory."""
 
     memory: MemoryId
-    triggers: int  # number of triggers that were run
+    triggers: int  # number of triggers that the model was run on
     falls: tuple[ChangedToken, ...]  # largest decrease first
     rises: tuple[ChangedToken, ...]  # largest increase first
     moved: float  # mean total variation between the distributions with and without the memory
     control_moved: float
-    shared: int  # how many of `falls` are also among the tokens that fall most for the control
+    shared: int  # number of `falls` that are also among the tokens that fall most for the control
 
     @property
     def note(self) -> str:

@@ -36,7 +36,7 @@ from memlens.vocab.kernels import Ends, FloatArray, Softmax, find_ends, read_sof
 class Readings:
     """Distributions over the vocabulary of n vectors of the stream."""
 
-    scores: NDArray[np.float32]  # [n, vocabulary], after soft-capping if the model has it
+    scores: NDArray[np.float32]  # [n, vocabulary], after the model's soft-capping, if any
     ends: Ends
     softmax: Softmax
 
@@ -183,11 +183,11 @@ class TracedPrompt:
 
 @dataclass(frozen=True, eq=False)
 class _LayerMemories:
-    """The memories of a layer that are listed."""
+    """The listed memories of a layer."""
 
-    by_effect: list[TracedMemory]  # tokens, triggers and patterns are filled in later
+    by_effect: list[TracedMemory]  # without tokens, triggers and patterns, which are filled in later
     by_size: list[TracedMemory]
-    total: float  # term of all memories of the layer
+    total: float  # contribution of all memories of the layer
 
 
 class _Tracer:
@@ -201,7 +201,7 @@ class _Tracer:
         lens, layers = model.lens, range(self.count)
         states = [store[layer] for layer in layers for store in (positions.r, positions.o)]
         logits = lens.capped(lens.state_logits(torch.cat(states))).unflatten(0, (self.count, 2))
-        added = torch.stack([lens.addition_scores(positions.y[layer], layer) for layer in layers])  # as values are read
+        added = torch.stack([lens.addition_scores(positions.y[layer], layer) for layer in layers])  # read like values
         every = torch.cat([logits[:, :1], added, logits[:, 1:]], dim=1)  # [layers, r y o, vocabulary]
         self.readings: Readings = _read_scores(model, every.flatten(0, 1), top)
         self.accounting = LogitDecomposition(model)
@@ -314,5 +314,5 @@ class _Tracer:
 
 
 def _dot(part: Tensor, direction: Tensor) -> float:
-    """Return the term of one part [1, d] in the logit. Uses float64 because large parts nearly cancel."""
+    """Return the contribution of one part [1, d] to the logit. Uses float64 because large parts nearly cancel."""
     return float((part.cpu().double() * direction.cpu().double()).sum())

@@ -68,7 +68,7 @@ class ValueChange:
         return change
 
     def check(self, model: MemoryModel) -> None:
-        """Raise if the model lacks the memory, or the value has the wrong shape or is not finite in its dtype."""
+        """Raise an error if the model lacks the memory, or the value has a wrong shape or is not finite."""
         check_memory(model, self.memory)
         if tuple(self.value.shape) != (model.width,):
             shape = list(self.value.shape)
@@ -128,9 +128,9 @@ class SideEffect:
     before: Token  # the most likely next token
     after: Token
     kl: float  # KL(before || after) of the next token, in nats
-    mean_kl: float  # over all positions of the prompt
+    mean_kl: float  # mean KL(before || after) over all positions of the prompt
     positions: int
-    changed: int  # positions whose most likely token changed
+    changed: int  # number of positions whose most likely token changed
 
     @property
     def changes_prediction(self) -> bool:
@@ -241,7 +241,7 @@ def _write_(model: MemoryModel, memory: MemoryId, value: Tensor) -> None:
 
 
 def _check_changes(model: MemoryModel, changes: ValueChange | Iterable[ValueChange]) -> list[ValueChange]:
-    """Return one or several changes as a list. Raises if one does not fit the model."""
+    """Return one or several changes as a list. Raises an error if one does not fit the model."""
     listed = [changes] if isinstance(changes, ValueChange) else list(changes)
     for change in listed:
         change.check(model)
