@@ -1,1 +1,1 @@
-"""The index: a plain folder of Parquet files with everything that is known about the memories of a model."""
+"""The index: a plain folder of Parquet files with all results about the memories of a model."""

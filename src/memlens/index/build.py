@@ -80,7 +80,7 @@ def make_plan(
     layers: tuple[int, ...],
     shard: ShardNumber | None = None,
 ) -> dict[str, Any]:
-    """Return the plan of a scan as JSON: everything that must stay equal when the scan is resumed."""
+    """Return the plan of a scan as JSON: all facts that must be the same when the scan is resumed."""
     plan = {
         "schema": SCHEMA_VERSION,
         "model": model.fingerprint(),
@@ -130,7 +130,7 @@ def build_index(
     shapes = shapes_of(model, layers, settings)
     check_list_memory(shapes, settings, layer_budget)
     max_length = longest_sentence(model, settings)
-    stamps = corpus_stamps(corpus)  # taken first, because computing the fingerprint takes a while
+    stamps = corpus_stamps(corpus)  # before the fingerprint, which takes a while to compute
     plan = make_plan(model, corpus, settings, layers, shard)
     staging.check_outside_corpus(folder, corpus.sources)
     if resume:
@@ -277,7 +277,7 @@ def _scan(
     progress: Progress,
     stopper: Stopper,
 ) -> JoinedParts:
-    """Scan every batch that no part contains. The layer budget determines the number of passes over the corpus."""
+    """Scan all batches that no part contains. The layer budget determines the number of passes over the corpus."""
     bos = bos_to_feed(model, settings)
     counts = store.batches(lambda number, own: len(plan_batches(number, own, settings, bos)), stopper.check)
     parts.check()
@@ -314,7 +314,7 @@ def _scan(
 
 
 def _split_passes(alike: Sequence[tuple[int, ...]], budget: int | None) -> Iterator[tuple[int, ...]]:
-    """Split groups of layers that have the same batches done into passes of at most `budget` layers."""
+    """Split groups of layers with the same completed batches into passes of at most `budget` layers."""
     for layers in alike:
         size = budget or len(layers)
         for first in range(0, len(layers), size):

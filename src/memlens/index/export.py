@@ -54,9 +54,9 @@ class _Layout:
 
     prefix: str
     trigger: str
-    memory: str | None = None  # before the triggers of a memory, if the format has such a piece
-    between: str = ""  # between the top and the bottom triggers
-    after: str = ""  # after all triggers of a memory
+    memory: str | None = None  # piece before the triggers of a memory; None if the format has none
+    between: str = ""  # piece between the top and the bottom triggers
+    after: str = ""  # piece after all triggers of a memory
 
 
 # Most sentences contain no character that JSON escapes. Quoting them directly saves about a quarter of the time.
@@ -81,7 +81,7 @@ _JSONL = _Layout(
 
 
 def _cell(text: str) -> str:
-    """Return SQL for a CSV cell that no spreadsheet takes for a formula (see text.harmless_cell)."""
+    """Return SQL for a CSV cell that spreadsheets do not treat as a formula (see text.harmless_cell)."""
     formula = f"regexp_matches({text}, '^(?:{FORMULA.pattern.replace(chr(39), chr(39) * 2)})')"
     harmless = f"CASE WHEN {formula} THEN chr(39) ELSE '' END || {text}"
     return f"""concat('"', replace({harmless}, '"', '""'), '"')"""
@@ -161,7 +161,7 @@ def _column(batches: Sequence[pa.RecordBatch], name: str) -> NDArray[np.int64]:
 
 
 def _find_positions(known: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the position of each wanted number in `known`, whose numbers are distinct."""
+    """Return the position of each wanted number in `known`, which has no duplicates."""
     order = np.argsort(known)
     return order[np.searchsorted(known[order], wanted)]
 
@@ -187,7 +187,7 @@ def export_jsonl(index: Index, sink: Sink) -> int:
 
 
 def escaped(line: str) -> str:
-    """Escape the control characters that a terminal would interpret."""
+    """Escape control characters that a terminal would interpret."""
     return _CONTROLS.sub(lambda sign: f"\\u{ord(sign[0]):04x}", line)
 
 
@@ -207,7 +207,7 @@ _BEGINNINGS = (
 
 
 def is_export(head: bytes) -> bool:
-    """Return True if a file that starts like this was made by an export."""
+    """Return True if a file with this start was written by an export."""
     return any(beginning.match(head) for beginning in _BEGINNINGS)
 
 

@@ -11,13 +11,13 @@
     quadrants.parquet      the top prefixes of each sign quadrant (gated blocks only)
     experts.parquet        one row per routed expert: how often the router chooses it (mixtures of experts only)
     routing.parquet        prefixes that are routed to an expert (mixtures of experts only)
-    values.parquet         what values promote (`memlens values`)
+    values.parquet         tokens that values promote and demote (`memlens values`)
     keys.parquet           tokens that match a key on their own (`memlens values`)
     routers.parquet        tokens that match a router row on their own (`memlens values`, mixtures of experts only)
     tokens.parquet         tokens: trained or not, classes (`memlens values`)
-    patterns.parquet       what triggers have in common (`memlens patterns`)
+    patterns.parquet       patterns that triggers share (`memlens patterns`)
     names.parquet          one line per memory (`memlens patterns`)
-    lower_patterns.parquet what the most negative triggers have in common (`memlens patterns`, gated blocks only)
+    lower_patterns.parquet patterns that the most negative triggers share (`memlens patterns`, gated blocks only)
     roles.parquet          the role of each memory (`memlens roles`)
     experiments/           tables of experiments (`memlens experiment`)
     annotations.jsonl      labels, verdicts and notes, one event per line
@@ -187,7 +187,7 @@ _ENTRIES = {
 
 
 def foreign_entries(folder: Path) -> list[str]:
-    """Return the names in the folder that do not belong to an index: all of them if the folder holds no index."""
+    """Return the names in the folder that do not belong to an index, which are all names if it holds no index."""
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     if MANIFEST not in names and PARTIAL not in names:
         return names
@@ -284,7 +284,7 @@ class ValuesNote(msgspec.Struct, frozen=True):
     reading: str = ""
     vocabulary: str = "all"  # "all" or "trained"
     tokens: Count = 0  # number of tokens in the vocabulary unless it is "all"
-    untrained: bool = False  # whether lists may contain undertrained tokens
+    untrained: bool = False  # True if lists may contain undertrained tokens
     listed: Count = 0  # number of tokens that lists may contain; 0 for all
     threads: Count = 0
     made_from: Checksums = msgspec.field(default_factory=dict, name="from")
@@ -308,7 +308,7 @@ class ExperimentNote(msgspec.Struct, frozen=True):
     sample: int | None = None
     origin: str | None = None
     validation: Any = None
-    validation_corpus: dict[str, Any] | None = None  # sources, unit and column as the user gave them
+    validation_corpus: dict[str, Any] | None = None  # sources, unit and column as given by the user
     stop_words: str | None = None
     made_from: Checksums = msgspec.field(default_factory=dict, name="from")
     content: dict[str, Any] = {}
@@ -385,7 +385,7 @@ class Manifest:
 
     @cached_property
     def generation(self) -> str:
-        """A checksum over the plan, the model and the scan's tables, which identifies the scan."""
+        """A checksum of the plan, the model and the scan's tables, which identifies the scan."""
         scanned = {name: facts.sha256 for name, facts in self.files.items() if name in SCAN_TABLES + OPTIONAL_TABLES}
         content = json.dumps([self.content["plan"], self.content["model"], scanned], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -423,7 +423,7 @@ class Manifest:
 
     @property
     def position_edges(self) -> tuple[int, ...]:
-        """The first position of every range of positions except the first range."""
+        """The first position of every range of positions after the first range."""
         return self.document.position_edges
 
     @property
@@ -442,7 +442,7 @@ class Manifest:
 
     @property
     def value_tokens(self) -> int:
-        """The number of tokens over which values are read, and so the largest possible rank."""
+        """The number of tokens over which values are read, which is also the largest possible rank."""
         return self.values.tokens or self.model.vocabulary
 
     @cached_property
@@ -517,7 +517,7 @@ def find_problem(path: Path, name: str, manifest: Manifest) -> str:
 
 
 def _find_null(row_group: Any, name: str) -> str:
-    """Return a sentence about a missing value in a table of the scan, or about a column that does not state it."""
+    """Return a sentence about a null in a table of the scan, or about a column without a null count."""
     if name not in SCHEMAS or not row_group.num_rows:
         return ""
     for number in range(row_group.num_columns):

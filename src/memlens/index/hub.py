@@ -131,7 +131,7 @@ def push(index: Index, repo: str, *, private: bool = False, progress: Progress =
             repo_type=_KIND,
             revision=where.revision,
             commit_message=f"Index of {index.manifest.model.name}, by memlens {__version__}",
-            parent_commit=before.sha,  # the push fails if another one came first
+            parent_commit=before.sha,  # the push fails if another push came first
         )
     if (index.folder / MANIFEST).read_bytes() != content:
         raise IndexFolderError(f"{index.folder} was changed while it was pushed; push it again")
@@ -215,7 +215,7 @@ def _read_manifest(where: Repository, download: Path) -> Manifest:
     try:
         return Manifest.read(download, "ask its owner to push again")
     except IndexFolderError as error:
-        path.unlink()  # else the next pull would reuse it
+        path.unlink()  # otherwise the next pull would reuse it
         why = str(error).replace(str(path), "its manifest").replace(str(download), "it")
         raise HubError(f"the index in {where.name} cannot be read: {why}") from error
 
@@ -256,7 +256,7 @@ def _publish(out: Path, download: Path, manifest: Manifest) -> None:
 
 
 def copy_of(repo: str) -> Path:
-    """Return the local folder of hf:REPO, pulled if necessary. Offline, this is the commit that was used last."""
+    """Return the local folder of hf:REPO, pulled if necessary. Offline, use the last used commit."""
     from huggingface_hub import constants
 
     where = Repository.parse(repo)

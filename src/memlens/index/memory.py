@@ -42,7 +42,7 @@ class TokenNumber:
     token: int
     text: str
     number: float
-    score: float | None = None  # in a value: ln(p V); above 0 if the token is more likely than average
+    score: float | None = None  # for a value, ln(p V), which is above 0 if the token is more likely than average
     trained: bool = True  # False if the token is undertrained by tokens.parquet
 
 
@@ -54,18 +54,18 @@ class MemoryValue:
     """The tokens that a value promotes and demotes, and the tokens whose embeddings match the key."""
 
     reading: str
-    vocabulary: str  # tokens over which the value is read: "all" or "trained"
+    vocabulary: str  # tokens over which the value is read, "all" or "trained"
     max_p: float
-    entropy: float  # in nats
+    entropy: float  # entropy of the value's distribution, in nats
     norm: float
     agrees: bool | None  # whether the top token follows the top trigger; None without a following token
     target: int | None  # the token that follows the top trigger; None if the sentence ends there
     target_text: str | None
     target_rank: int | None  # rank of the target by probability, from 1
-    promotes: tuple[TokenNumber, ...]  # by probability, highest first
-    demotes: tuple[TokenNumber, ...]  # by probability, lowest first
-    histogram: tuple[int, ...] | None  # tokens by score, in equal bins; None if not stored
-    key: tuple[TokenNumber, ...]  # best match first; empty without a keys table
+    promotes: tuple[TokenNumber, ...]  # promoted tokens, highest probability first
+    demotes: tuple[TokenNumber, ...]  # demoted tokens, lowest probability first
+    histogram: tuple[int, ...] | None  # number of tokens by score, in equal bins; None if not stored
+    key: tuple[TokenNumber, ...]  # matching tokens, best match first; empty without a keys table
     coherence: float  # share of random directions whose top tokens are less similar
     times_uniform: float  # max p divided by the uniform probability of a token
 
@@ -82,14 +82,14 @@ class MemoryPattern:
     pattern: str
     kind: str
     description: str
-    prefixes: tuple[int, ...]  # ranks of the triggers
+    prefixes: tuple[int, ...]  # ranks of the triggers that share the pattern
     confidence: float
-    share: float  # upper bound of the share of random prefixes that have it
+    share: float  # upper bound of the share of random prefixes that have the pattern
     q: float  # lowest false discovery rate at which the pattern is reported
-    sense: int = 0  # patterns of one sense cover mostly the same triggers
-    auroc: float | None = None  # held-out triggers against random prefixes
-    auroc_same_token: float | None = None  # held-out triggers against prefixes with the same last tokens
-    precision: float | None = None  # share of the ten strongest held-out triggers that have it
+    sense: int = 0  # number of the sense; patterns of one sense cover mostly the same triggers
+    auroc: float | None = None  # of held-out triggers against random prefixes
+    auroc_same_token: float | None = None  # of held-out triggers against prefixes with the same last tokens
+    precision: float | None = None  # share of the ten strongest held-out triggers that have the pattern
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class MemorySummary:
     confidence: float
     triggers: int
     patterns: int
-    covered: int  # triggers with at least one pattern
+    covered: int  # number of triggers with at least one pattern
     follows: tuple[int, ...]  # frequent next tokens of the triggers
     follows_times: tuple[int, ...]
     promotes: tuple[int, ...]
@@ -110,14 +110,14 @@ class MemorySummary:
 
 @dataclass(frozen=True)
 class MemoryRoles:
-    """The roles of a memory, and the numbers that decide them; a row of roles.parquet."""
+    """The roles of a memory and the numbers that determine them; a row of roles.parquet."""
 
     roles: tuple[str, ...]  # empty if no rule applies
     numbers: dict[str, float]
 
     @property
     def behind(self) -> dict[str, float]:
-        """The numbers that decided its roles."""
+        """The numbers that determine the memory's roles."""
         names = dict.fromkeys(name for role in self.roles for name in ROLE_NUMBERS.get(role, ()))
         return {name: self.numbers[name] for name in names if name in self.numbers}
 
@@ -148,14 +148,14 @@ class MemoryRecord:
     histogram: tuple[int, ...]
     histogram_edges: tuple[float, ...]
     summary: MemorySummary | None
-    patterns: tuple[MemoryPattern, ...] | None  # by confidence, highest first
+    patterns: tuple[MemoryPattern, ...] | None  # highest confidence first
     value: MemoryValue | None
-    triggers: dict[str, tuple[Trigger, ...]]  # by end, best first
+    triggers: dict[str, tuple[Trigger, ...]]  # end -> triggers, best first
     ordinary: tuple[Trigger, ...]  # random prefixes on which the memory is active
-    seen: int  # prefixes that reached the memory: all, or in an expert those routed to it
+    seen: int  # number of prefixes that reached the memory: all, or those routed to its expert
     roles: MemoryRoles | None
     quadrants: tuple[MemoryQuadrant, ...] | None  # None without a gate
-    lower_patterns: tuple[MemoryPattern, ...] | None  # patterns of the bottom triggers; None if these are not kept
+    lower_patterns: tuple[MemoryPattern, ...] | None  # patterns of the bottom triggers; None if not stored
 
     def __repr__(self) -> str:
         name = f" {visible(self.summary.name)}" if self.summary else ""
@@ -282,7 +282,7 @@ def read_patterns(index: Index, memory: str | MemoryId, table: str = "patterns")
 
 
 def read_summaries(index: Index, memories: Sequence[MemoryId]) -> dict[MemoryId, str]:
-    """Return one line per memory: its name, or what it promotes if patterns were not computed."""
+    """Return one line per memory: its name, or its promoted tokens if patterns were not computed."""
     if not memories or not (index.has("names") or index.has("values")):
         return {}
     if index.has("names"):
@@ -308,7 +308,7 @@ def _without_name(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def hardly_trained(index: Index, tokens: Sequence[int]) -> frozenset[int]:
-    """Return the tokens that the model hardly saw in training, by tokens.parquet."""
+    """Return the tokens that the model hardly saw in training, from tokens.parquet."""
     if not index.has("tokens"):
         return frozenset()
     query = "SELECT token FROM {tokens} WHERE NOT trained AND token IN (SELECT unnest($1::INTEGER[]))"
@@ -378,7 +378,7 @@ def summarize_values(index: Index, count: int = 10) -> dict[str, Any]:
 
 
 def _undertrained_on_top(index: Index) -> int | None:
-    """Return how many values have a top token that the model hardly saw in training, or None if that is unknown."""
+    """Return how many values have a top token that the model hardly saw in training, or None if unknown."""
     if not index.has("tokens"):
         return None
     query = "SELECT count(*) AS n FROM {values} v JOIN {tokens} t ON v.argmax = t.token WHERE NOT t.trained"
@@ -430,14 +430,14 @@ class SentenceContext:
     """A sentence with its neighbors in the same document."""
 
     sentence: int
-    source: str  # file, with line or row
+    source: str  # file with line or row
     before: tuple[str, ...]
     text: str
     after: tuple[str, ...]
 
 
 def read_context(index: Index, sentence: int, around: int = 2) -> SentenceContext:
-    """Return a sentence with up to `around` neighbors on each side. Raises UnknownName if it does not exist."""
+    """Return a sentence with up to `around` neighbors per side. Raises UnknownName if the sentence does not exist."""
     rows = index.sql(_AROUND, [sentence, around])
     place = next((place for place, row in enumerate(rows) if row["sentence"] == sentence), None)
     if place is None:
@@ -476,14 +476,14 @@ class ExpertRecord:
     memories: int
     dead: int  # number of dead memories
     chosen: int | None  # number of prefixes routed to the expert
-    share: float | None  # share of all prefixes
+    share: float | None  # share of all prefixes that are routed to the expert
     weight: float | None  # mean router weight on these prefixes
     top_k: float | None  # mean number of experts per prefix in this layer
     drawn: int  # number of random prefixes routed to the expert
     tokens: tuple[TokenNumber, ...]  # last tokens of the random prefixes with their shares
-    heaviest: tuple[Trigger, ...]  # prefixes with the largest router weights (in `coefficient`)
+    heaviest: tuple[Trigger, ...]  # prefixes with the largest router weights, which are stored as `coefficient`
     router: tuple[TokenNumber, ...]  # tokens whose embeddings match the router row; empty without values
-    strongest: tuple[ExpertMemory, ...]  # memories with the largest coefficients
+    strongest: tuple[ExpertMemory, ...]  # memories of the expert with the largest coefficients
 
 
 @dataclass(frozen=True)
@@ -496,11 +496,11 @@ class LayerRouting:
     layer: int
     experts: int
     top_k: float  # mean number of experts per prefix
-    unreached: int  # number of memories in experts that are never chosen
+    unreached: int  # number of memories in experts that are never chosen by the router
     never: tuple[ExpertId, ...]  # experts that are never chosen
     rarely: tuple[ExpertId, ...]  # experts with less than a tenth of an even share
     busiest: ExpertId
-    busiest_share: float  # share of all prefixes
+    busiest_share: float  # share of all prefixes that are routed to the busiest expert
 
 
 def read_routing(index: Index) -> list[LayerRouting]:
@@ -616,10 +616,10 @@ _SENTENCES = 4096  # sentences read at a time
 
 @dataclass(frozen=True, eq=False)
 class Excerpts:
-    """Parts of sentences, each with the memory whose coefficients are computed. All columns are [n]."""
+    """Parts of sentences, each with the memory whose coefficients are computed. All arrays are [n]."""
 
     layer: NDArray[np.int64]
-    memory: NDArray[np.int64]  # number in the layer
+    memory: NDArray[np.int64]  # number of the memory in its layer
     sentence: NDArray[np.int64]
     first: NDArray[np.int64]  # position of the first token; -1 is BOS
     stop: NDArray[np.int64]  # position after the last token
@@ -667,7 +667,7 @@ def _read_batch(
     model: MemoryModel,
     batch: Batch,
     excerpts: Excerpts,
-    in_batch: NDArray[np.int64],  # [k] excerpts in this batch
+    in_batch: NDArray[np.int64],  # [k] numbers of the excerpts in this batch
     row: NDArray[np.int64],  # [k] row of each excerpt in the batch
     shift: int,
     coefficients: NDArray[np.float32],
@@ -694,7 +694,7 @@ def _read_batch(
 
 
 def token_texts(sentence: dict[str, Any], first: int, stop: int) -> list[str]:
-    """Return the text of each token of an excerpt. BOS and continuation bytes of a character have none."""
+    """Return the text of each token of an excerpt. BOS and continuation bytes have none."""
     text, ends = sentence["text"], sentence["ends"]
     edges: Sequence[int] = [0, *ends] if first <= 0 else ends[first - 1 :]
     texts = [text[begin:end] for begin, end in zip(edges, ends[max(first, 0) : stop], strict=False)]

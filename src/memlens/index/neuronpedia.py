@@ -133,7 +133,7 @@ class _Export:
             if names:
                 _write_lines(source / "explanations" / file, (self.explanation(layer, row) for row in names))
             self.progress("export", first + begin + len(facts), len(self.edges) - 1)
-        for name, record in self.records(layer).items():  # written last: marks a complete folder
+        for name, record in self.records(layer).items():  # written last, because it marks a complete folder
             _write_lines(source / f"{name}.jsonl", [record])
 
     def source_id(self, layer: int) -> str:

@@ -107,7 +107,7 @@ class Index:
         self.manifest = Manifest.read(self.folder)
         self.model: MemoryModel | None = None  # to shade triggers in a notebook
         self._verified: dict[str, tuple[str, FileStamp]] = {}  # file -> checksum, and the file's stamp at that time
-        self._validated: dict[str, tuple[str, FileStamp]] = {}  # the same for files whose content was validated
+        self._validated: dict[str, tuple[str, FileStamp]] = {}  # like `_verified`, for files with validated content
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -210,7 +210,7 @@ class Index:
         """
         name = f"{table}.parquet"
         if name not in self.manifest.files:
-            self.reload()  # another process may have computed it since this index was opened
+            self.reload()  # another process may have computed the table since this index was opened
         if name not in self.manifest.files:
             return False
         if not (self.folder / name).is_file():
@@ -342,7 +342,7 @@ class Index:
         sources = _TableSources(self)
         try:
             return query.format_map(sources), sources.tables
-        except (ValueError, AttributeError) as error:  # a single brace, or a format such as {triggers.x}
+        except (ValueError, AttributeError) as error:  # caused by a single brace, or a format such as {triggers.x}
             raise SettingError(f"the query is invalid ({error}); write tables in braces, like {{memories}}") from error
 
     def _source_of(self, table: str) -> str:
@@ -381,7 +381,7 @@ class Index:
 
     @contextmanager
     def _explain_errors(self) -> Iterator[None]:
-        """Turn errors of the readers into a MemlensError: damaged files, and queries that DuckDB cannot run."""
+        """Turn errors of the readers into a MemlensError, for damaged files and for queries that DuckDB cannot run."""
         try:
             yield
         except (duckdb.Error, pa.ArrowException, OSError) as error:
@@ -453,7 +453,7 @@ class Index:
             return by_memory
         places = {(memory.layer, self.names.number(memory)): listed for memory, listed in by_memory.items()}
         wanted = "(layer, memory) IN (VALUES " + ", ".join(f"({layer}, {number})" for layer, number in places) + ")"
-        if len(by_memory) == 1:  # DuckDB skips row groups by equality
+        if len(by_memory) == 1:  # an equality lets DuckDB skip row groups
             wanted = " AND ".join(f"layer = {layer} AND memory = {number}" for layer, number in places)
         chosen = columns if columns == "*" else f"layer, memory, {columns}"
         query = f"SELECT {chosen} FROM {{{table}}} WHERE {wanted} AND {where}"

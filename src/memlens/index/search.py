@@ -38,19 +38,19 @@ _HOMES = {
 _EVERY = "true"  # SQL condition without filters
 _VALUE_COLUMNS = {"top": ("tokens", "p"), "bottom": ("bottom_tokens", "bottom_p")}
 _MOST_HITS = 10**9
-_MOST_LETTERS = 1000  # characters of a query
-_MOST_PIECES = 50  # tokens to show for a text that is not one token
-_MOST_TOKENS = 200  # tokens that may contain a text
+_MOST_LETTERS = 1000  # maximum number of characters of a query
+_MOST_PIECES = 50  # maximum number of tokens to show for a text that is not one token
+_MOST_TOKENS = 200  # maximum number of tokens that contain a text
 
 
 @dataclass(frozen=True)
 class SearchQuery:
     """A search: the texts, where to search for them, and filters of memories."""
 
-    texts: tuple[str, ...] = ()  # several only for values; without a text, memories are listed by `order`
+    texts: tuple[str, ...] = ()  # several texts only for values; without a text, memories are listed by `order`
     place: Place = "triggers"
     layers: tuple[int, ...] | None = None
-    kind: Kind | None = None  # class of the memory's patterns
+    kind: Kind | None = None  # class of the patterns
     agreement: Literal["yes", "no"] | None = None  # whether the value's top token follows the top trigger
     role: str | None = None  # role by `memlens roles`
     order: Statistic = "max"
@@ -119,7 +119,7 @@ class ValueHit(MemoryHit):
 
     p: float  # total probability of the matching tokens
     rank: int  # best position of a matching token, from 0
-    tokens: tuple[ListedToken, ...]  # by rank
+    tokens: tuple[ListedToken, ...]  # matching tokens by rank
     coherence: float  # share of random directions whose top tokens are less similar
 
 
@@ -203,7 +203,7 @@ def _search_names(index: Index, query: SearchQuery) -> SearchResult:
     if typed is None:
         raise SettingError(f"'{query.text}' is not the name of a memory; write it like L3N51, counted from 0")
     layer, beginning = typed
-    index.memories(layer)  # refuses a layer that is not there
+    index.memories(layer)  # raises UnknownName for a layer that was not scanned
     sql = f"""SELECT layer, memory, count(*) OVER () AS total FROM {{memories}} m
               WHERE layer = $1 AND starts_with({index.names.sql(layer, "memory")}, $2) AND {query.condition(index, "m")}
               ORDER BY memory LIMIT $3"""
@@ -234,7 +234,7 @@ def _search_patterns(index: Index, query: SearchQuery) -> SearchResult:
         raise SettingError("the text to search for contains no words; give at least one")
     asked = [query.text] if query.substring else words
     matches = [f"contains(lower(said), lower(${place}))" for place in range(2, len(asked) + 2)]
-    if not query.substring:  # slower, but few descriptions are left
+    if not query.substring:  # slower, but few descriptions remain
         asked = asked + [rf'(?i)(^|[\s",:]){re.escape(word)}' for word in words]
         matches += [f"regexp_matches(said, ${place})" for place in range(len(words) + 2, 2 * len(words) + 2)]
     sql = _PATTERNS.format(matches=" AND ".join(matches), condition=query.condition(index, "p"))
@@ -294,7 +294,7 @@ def search_values(index: Index, query: SearchQuery, mode: str = "token") -> Sear
 
 
 def _find_tokens(index: Index, texts: Sequence[str], mode: str) -> tuple[dict[int, int], str | None]:
-    """Return {token: number of the first text that it matches}, and a note for the user or None."""
+    """Return {token: number of the first text that it matches}, and a note for the user, or None."""
     numbers: dict[int, int] = {}
     note = None
     readings: dict[str, list[int]] = {}
@@ -507,7 +507,7 @@ class TriggerText:
         return mask
 
     def _best(self, contains: Contains, groups: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the first matching trigger of each of these groups. Each must have one."""
+        """Return the first matching trigger of each of these groups. Each group must have one."""
         lengths = self.starts[groups + 1] - self.starts[groups]
         begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])
         rows = np.arange(lengths.sum()) + np.repeat(self.starts[groups] - begins, lengths)

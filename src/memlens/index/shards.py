@@ -209,7 +209,7 @@ def _refuse_gaps(shards: Sequence[Shard]) -> None:
 
 
 def _refuse_damage(shard: Shard) -> None:
-    """Raise IndexFolderError if a file of the shard does not have its recorded checksum."""
+    """Raise IndexFolderError if the checksum of a file of the shard differs from the recorded one."""
     for name, facts in shard.document.files.items():
         if not is_as_noted(shard.partial / name, facts):
             raise _damaged(shard, name)

@@ -207,7 +207,7 @@ def remove_partial(folder: Path) -> None:
 
 def remove_manifest(folder: Path) -> None:
     """Remove the manifest, so that tables can be replaced. Raises IndexFolderError if the index has annotations."""
-    is_index = (folder / MANIFEST).exists()  # only an index can be annotated, so only an index needs the lock
+    is_index = (folder / MANIFEST).exists()  # only an index can have annotations, so only an index needs the lock
     try:
         with FileLock(folder / ANNOTATIONS_LOCK, timeout=0) if is_index else nullcontext():
             check_no_annotations(folder)
@@ -232,7 +232,7 @@ def replace_tables(folder: Path, names: Collection[str]) -> None:
             (folder / name).unlink(missing_ok=True)
     for name in names:
         made = folder / PARTIAL / name
-        if made.exists():  # else an interrupted call has already moved it
+        if made.exists():  # otherwise an interrupted call has already moved it
             made.replace(folder / name)
     sync_folder(folder)
 
