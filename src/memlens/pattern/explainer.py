@@ -5,8 +5,8 @@
     names those that the line fits.
  3. The score is the balanced accuracy of this detection; 0.5 is chance.
 
-The user names the endpoint. The prefixes of the memories in question are sent there, with the key of the environment
-variable MEMLENS_EXPLAINER_KEY if it is set. A proposal names its author and is never added to the patterns.
+The user chooses the endpoint. It receives prefixes of the memories in question and, if the environment variable
+MEMLENS_EXPLAINER_KEY is set, this key. A proposal names its author and is never added to the patterns.
 """
 
 import json
@@ -29,7 +29,7 @@ from memlens.pattern.words import sample_prefixes
 
 KEY_VARIABLE = "MEMLENS_EXPLAINER_KEY"
 TOP = 24  # triggers: half to describe, half to detect
-_CHARACTERS = 300  # last characters of a prefix
+_CHARACTERS = 300  # number of last characters of a prefix to send
 _SECONDS = 120.0
 
 _DESCRIBE = (
@@ -134,7 +134,7 @@ def _detection(
 
 
 def _numbers(answer: str) -> set[int]:
-    """Return the numbers of the last list in the answer, or an empty set."""
+    """Return the numbers in the last list of the answer, or an empty set."""
     lists: list[str] = re.findall(r"\[([\d,\s]*)\]", answer)
     return {int(number) for number in re.findall(r"\d+", lists[-1])} if lists else set()
 
@@ -153,5 +153,5 @@ def _random_texts(index: Index, count: int, random: np.random.Generator, without
 
 
 def _end(text: str) -> str:
-    """Return the text as one line, cut at its start."""
+    """Return the end of the text as one line."""
     return " ".join(text.split())[-_CHARACTERS:]

@@ -98,7 +98,7 @@ def is_content_word(word: str) -> bool:
 
 
 def lists_of(word: str) -> list[str]:
-    """Return the lists that contain a lower-case word: "a month" and "a modal verb" for may."""
+    """Return the names of the lists that contain a lower-case word: "a month" and "a modal verb" for may."""
     return [name for name, words in _WORDS.items() if word in words]
 
 
@@ -115,13 +115,13 @@ def describe_class(examples: Sequence[str]) -> str:
 
 LONGEST = 3
 FRAME, ENDING, ANYWHERE, SHAPE = 0, 0, 3, 7  # an ending has at least one word, so 0 is free for frames
-# The subject of a SHAPE key, above its 40 lowest bits: the last word, the first word of the sentence or its list, the
+# What a SHAPE key describes (above its 40 lowest bits): the last word, the first word of the sentence or its list, the
 # number of words of the sentence, the word before the last, an open bracket, the class of the last token, the next
 # token.
 LAST, FIRST, FIRST_LIST, EARLY, BEFORE, INSIDE, LAST_CLASS, FOLLOWING = 0, 1, 2, 3, 4, 5, 6, 7
-EARLY_WORDS = (1, 3, 6)  # compiled code reads a tuple
+EARLY_WORDS = (1, 3, 6)  # a tuple, because compiled code reads it
 _EARLY = {1: "with the first word", 3: "within the first three words", 6: "within the first six words"}
-GAP = 0  # any word, in a frame
+GAP = 0  # stands for any word in a frame
 BITS, KIND = 20, 60
 _MASK = (1 << BITS) - 1
 _AFFIXES = (2, 3, 4)
@@ -133,12 +133,12 @@ _WORDINGS = ("one word at the end", "two words at the end", "three words at the 
 _ANYWHERE = ("one word anywhere", "two words anywhere", "three words anywhere")
 _SORTS_OF = ("forms of last words", "openings of sentences", "sorts of words before them", "classes of last words")
 FAMILIES = (*_WORDINGS, *_ANYWHERE, *_SORTS_OF, "next tokens")
-GAPS, OF_ANYWHERE = 3, 4  # indexes into FAMILIES; GAPS follows endings of 1 to 3 words
+GAPS, OF_ANYWHERE = 3, 4  # indexes into FAMILIES, after the endings of 1 to 3 words
 OF_LAST_WORDS, OF_OPENINGS, OF_BEFORE, OF_CLASSES, OF_FOLLOWING = 7, 8, 9, 10, 11
 _FAMILY = {"frame": GAPS, **dict.fromkeys(("shape", "piece", "list"), OF_LAST_WORDS), "class": OF_CLASSES}
 _FAMILY |= {"opening": OF_OPENINGS, "early": OF_OPENINGS, "inside": OF_BEFORE, "before": OF_BEFORE, NEXT: OF_FOLLOWING}
 
-# From the special to the general; a word has every shape that it matches.
+# From special to general. A word has every shape that it matches.
 _SHAPES = {
     "year": re.compile(r"1[0-9]{3}|20[0-9]{2}"),
     "decade": re.compile(r"1[0-9]{2}0s|20[0-9]0s"),
@@ -148,8 +148,8 @@ _SHAPES = {
 }
 OPENING_QUOTE, UNFINISHED = "opening quote", "unfinished"
 STOP, SIGN, SHORT = 1, 2, 3
-MOST_LISTS = 3  # lists per word
-MOST_SORTS = 5  # lists and forms per word before the last
+MOST_LISTS = 3  # maximum number of lists per word
+MOST_SORTS = 5  # maximum number of lists and forms of the word before the last
 _SORTS = ("-s", "-ed", "-ing", "-ly", "year", "number")  # forms of the word before the last that have a name
 PLURAL = "-s"  # except words in -ss, -us and -is
 PIECE, CLASS, LIST = "piece ", "class ", "list "  # prefixes of feature names
@@ -203,15 +203,15 @@ class SpellingFeatures(NamedTuple):
     """Numbers of the features of spellings, words and tokens, 0 for none. A tuple, because compiled code reads it."""
 
     shapes: NDArray[np.int32]  # shapes, affixes and lists of all spellings
-    offsets: NDArray[np.int64]  # [spellings + 1]: those of each spelling in `shapes`
-    classes: NDArray[np.int32]  # [grains, vocabulary]: classes of a token
-    pieces: NDArray[np.int32]  # [vocabulary]: the token as a piece inside a word
-    lengths: NDArray[np.int32]  # [spellings]: letters
-    token_lengths: NDArray[np.int32]  # [vocabulary]: letters
-    marks: NDArray[np.int8]  # [words]: STOP, another SIGN, SHORT (a stop after it does not end a sentence), or 0
+    offsets: NDArray[np.int64]  # [spellings + 1]: where each spelling starts in `shapes`
+    classes: NDArray[np.int32]  # [grains, vocabulary]: classes of each token
+    pieces: NDArray[np.int32]  # [vocabulary]: feature of the token as a piece inside a word
+    lengths: NDArray[np.int32]  # [spellings]: number of letters
+    token_lengths: NDArray[np.int32]  # [vocabulary]: number of letters
+    marks: NDArray[np.int8]  # [words]: STOP, SIGN (other punctuation), SHORT (a stop after it ends no sentence), or 0
     lists: NDArray[np.int32]  # [words, MOST_LISTS]: lists that contain the word
     sorts: NDArray[np.int32]  # [words, MOST_SORTS]: lists and forms of a word before the last
-    brackets: NDArray[np.int64]  # [2]: the words "(" and ")"
+    brackets: NDArray[np.int64]  # [2]: word numbers of "(" and ")"
     of_whole_words: NDArray[np.bool_]  # [names + 1]: whether the feature applies to complete words only
 
 
@@ -273,22 +273,22 @@ def number_features(
 
 @dataclass(frozen=True)
 class Feature:
-    """A decoded key."""
+    """A feature, decoded from its key."""
 
     kind: str  # "ending", "n-gram" or one of _FAMILY
-    words: tuple[int, ...] = ()  # numbers of its words; GAP for any word
-    shape: str = ""  # of a next token: its number
+    words: tuple[int, ...] = ()  # word numbers; GAP for any word
+    shape: str = ""  # name of the shape; for a next token, the token number
 
     @property
     def family(self) -> int:
-        """Its index into FAMILIES."""
+        """The index of the feature into FAMILIES."""
         if self.kind in ("ending", "n-gram"):
             return min(len(self.words), LONGEST) - 1 + (OF_ANYWHERE if self.kind == "n-gram" else 0)
         return _FAMILY[self.kind]
 
     @property
     def places(self) -> frozenset[int]:
-        """The last words that it describes: 1 for the last, 0 for the start of its sentence; empty for an n-gram."""
+        """The described places: 1 for the last word, 0 for the start of the sentence, none for an n-gram."""
         if self.kind == "n-gram":
             return frozenset()
         if self.kind in ("opening", "early", "before", "inside"):
@@ -298,17 +298,17 @@ class Feature:
 
     @property
     def is_of_last_word(self) -> bool:
-        """Whether it describes the last word without naming it."""
+        """Whether the feature describes the last word without naming it."""
         return self.family in (OF_LAST_WORDS, OF_CLASSES) and self.shape != OPENING_QUOTE
 
     @property
     def is_broad(self) -> bool:
-        """Whether it describes a class of words or a position without naming a word or a piece of one."""
+        """Whether the feature describes a class of words or a position, without naming a word or a piece of a word."""
         of_words = self.kind in ("list", "opening", "early", "before", "inside")
         return of_words or self.shape in (UNFINISHED, PLURAL)
 
     def text(self, words: Sequence[str]) -> str:
-        """Return its words. `words` are the texts of all words, in lower case or as written."""
+        """Return the words of the feature. `words` are the texts of all words, in lower case or as written."""
         texts = ["…" if number == GAP else words[number] for number in self.words]
         return " ".join(texts).removeprefix("… ")
 
@@ -373,7 +373,7 @@ _RATES = np.geomspace(1e-9, 20, 4000)
 
 @compiled_part
 def _add_keys_(prefixes: PrefixWords, spelled: SpellingFeatures, row: int, keys: Any, count: int) -> int:
-    """Append the keys of one prefix (an n-gram as often as it occurs) and return the new count."""
+    """Append the keys of one prefix, with repeated n-grams, and return the new number of keys."""
     words, end = prefixes.words, prefixes.offsets[row + 1]
     for start in range(prefixes.offsets[row], end):
         body = np.int64(0)
@@ -381,7 +381,7 @@ def _add_keys_(prefixes: PrefixWords, spelled: SpellingFeatures, row: int, keys:
             if start + n > end or words[start + n - 1] == 0:
                 break
             body = (body << BITS) | np.int64(words[start + n - 1])
-            if start + n < end or not prefixes.goes_on[row]:  # a word that goes on is not in the text
+            if start + n < end or not prefixes.goes_on[row]:  # an incomplete word is not in the text
                 keys[count] = (np.int64(ANYWHERE + n) << KIND) | body
                 count += 1
             if start + n == end:
@@ -419,7 +419,7 @@ def _add_keys_(prefixes: PrefixWords, spelled: SpellingFeatures, row: int, keys:
 
 @compiled_part
 def sentence_start(words: Any, marks: Any, begin: int, end: int) -> int:
-    """Return the start of the sentence in which words[begin:end] ends; -1 if it starts before them."""
+    """Return the start of the sentence that words[begin:end] ends in, or -1 if the sentence starts before them."""
     start = -1 if end - begin >= WINDOW else begin
     for place in range(end - 2, begin, -1):
         if marks[words[place]] == STOP and marks[words[place - 1]] != SHORT:
@@ -432,7 +432,7 @@ def sentence_start(words: Any, marks: Any, begin: int, end: int) -> int:
 
 @compiled_part
 def _add_opening_(prefixes: PrefixWords, spelled: SpellingFeatures, begin: int, end: int, keys: Any, count: int) -> int:
-    """Append the first word of the sentence, unless it is also the last, its lists, and the position in it."""
+    """Append the first word of the sentence and its lists (unless it is also the last word), and the position."""
     start = sentence_start(prefixes.words, spelled.marks, begin, end) if end > begin else -1
     if start < 0:
         return count
@@ -463,7 +463,7 @@ def _add_before_(prefixes: PrefixWords, spelled: SpellingFeatures, begin: int, e
     place = end - 1
     while place >= begin and words[place] != opens and words[place] != closes:
         place -= 1
-    # a bracket that is itself the last word is an ending; 0 stands for unknown words
+    # a bracket as the last word is already an ending, and 0 stands for unknown words
     if begin <= place < end - 1 and words[place] == opens and opens > 0:
         keys[count] = (np.int64(SHAPE) << KIND) | (np.int64(INSIDE) << (2 * BITS)) | np.int64(1)
         count += 1
@@ -491,7 +491,7 @@ def _add_frames_(words: Any, begin: int, end: int, keys: Any, count: int) -> int
 
 @compiled_part
 def _room(prefixes: PrefixWords, row: int) -> int:
-    """Return an upper bound of the number of keys of a prefix."""
+    """Return an upper bound on the number of keys of a prefix."""
     return (prefixes.offsets[row + 1] - prefixes.offsets[row] + 1) * LONGEST + 57
 
 
@@ -564,7 +564,7 @@ def _size(members: Any) -> int:
 def shared_keys(
     rows: NDArray[np.int64], prefixes: PrefixWords, spelled: SpellingFeatures, least: int
 ) -> tuple[NDArray[np.int32], KeyArray, NDArray[np.uint64], NDArray[np.int64]]:
-    """Find keys that at least `least` triggers share. Returns memory, key, bit mask of triggers and its size."""
+    """Find keys that at least `least` triggers share. Returns memory, key, bit mask and number of the triggers."""
     memory, keys, sets, sizes = _shared_keys(rows, least, prefixes, spelled)
     return memory, keys, sets, sizes
 
@@ -605,7 +605,7 @@ def key_shares(
 
 
 def families_of(keys: KeyArray) -> NDArray[np.int64]:
-    """Return the index of every key into FAMILIES, as Feature.family."""
+    """Return the index into FAMILIES of every key, as Feature.family does."""
     kinds, about = keys >> KIND, (keys >> (2 * BITS)) & ((1 << BITS) - 1)
     of_wordings = np.array([GAPS, *range(LONGEST), *range(OF_ANYWHERE, OF_ANYWHERE + LONGEST)])[kinds % SHAPE]
     of_shapes = np.full(FOLLOWING + 1, OF_OPENINGS)
@@ -623,7 +623,7 @@ class Background:
     counts: NDArray[np.int64]
     prefixes: int
     length_shares: NDArray[np.float64]  # [WINDOW + 1]: share of prefixes of each length
-    hypotheses: tuple[int, ...]  # per memory, by family
+    hypotheses: tuple[int, ...]  # number of hypotheses per memory, by family
 
     @classmethod
     def of(cls, prefixes: PrefixWords, spelled: SpellingFeatures) -> Background:
@@ -641,9 +641,9 @@ class Background:
         return np.where(self.keys[where] == keys, self.counts[where], 1)
 
     def shares(self, keys: KeyArray, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return an upper bound of the probability that a random prefix has each feature.
+        """Return an upper bound on the probability that a random prefix has each feature.
 
-        `lengths` [keys, t] are the lengths of the memory's prefixes, -1 for none; the bound is the mean over these
+        `lengths` [keys, t] are the lengths of the memory's prefixes, -1 for none. The bound is averaged over these
         lengths.
         """
         shares = upper_share(self.count(keys), self.prefixes)

@@ -11,7 +11,7 @@
     held-out triggers do not confirm. Patterns of mostly the same prefixes form one sense.
  7. Next tokens that recur are found with the other features. Drop those that last tokens explain (following).
 
- 8. If the model ran on the triggers, add subjects that its states show (states).
+ 8. If the model ran on the triggers, add the subjects found in its states (states).
 
 The false discovery rate holds within each family of hypotheses: features.FAMILIES and topics. Memory use
 grows with the number of triggers, not with the corpus. Only step 8 needs the model.
@@ -48,7 +48,7 @@ from memlens.pattern.words import HELD, NEXT, TriggerRows, read_trigger_rows
 from memlens.progress import Progress, no_progress
 from memlens.settings import PatternSettings
 
-_GENERAL, _SAME_SENSE = 0.7, 0.5  # share of triggers; share of the smaller of two sets of prefixes
+_GENERAL, _SAME_SENSE = 0.7, 0.5  # minimum share of triggers; minimum overlap as a share of the smaller set of prefixes
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class PatternResult:
     notes: dict[str, Any]
 
     def coverage(self) -> NDArray[np.int64]:
-        """Count patterns of prefixes, covered triggers and triggers of each memory. [memories, 3]"""
+        """Return the number of patterns, of covered triggers and of triggers of each memory. [memories, 3]"""
         covered = []
         for patterns in self.patterns:
             own = [pattern.members for pattern in patterns if pattern.kind != NEXT]
@@ -81,7 +81,7 @@ def find_patterns(
     """Find the patterns of all memories.
 
     `end` is "top" for the largest coefficients or "bottom" for the most negative ones of gated blocks. `subjects` are
-    those that the model's states show (states), by row of TriggerRows.
+    the subjects found in the model's states (states), by row of TriggerRows.
     """
     triggers = read_trigger_rows(index, settings.top, HELD, end)
     if len(triggers.rows) == 0:
@@ -147,7 +147,7 @@ def find_patterns(
 
 
 def _by_layer(swapped: NDArray[np.float64], layers: NDArray[np.int32]) -> dict[str, float]:
-    """Return, by layer, the share of tested memories that have a topic with swapped triggers (nan: not tested)."""
+    """Return, by layer, the share of tested memories that have a topic with swapped triggers. nan means not tested."""
     tried = ~np.isnan(swapped)
     return {str(layer): float(swapped[tried & (layers == layer)].mean()) for layer in np.unique(layers[tried])}
 
@@ -177,7 +177,7 @@ def _score_topics(
 
 
 def in_senses(patterns: list[Pattern], triggers: int) -> list[Pattern]:
-    """Sort patterns, best first, and number their senses: patterns of mostly the same prefixes have one sense.
+    """Sort patterns, best first, and number their senses. Patterns of mostly the same prefixes share a sense.
 
     A pattern of nearly all triggers belongs to every sense and starts no sense, unless it is the only one.
     """

@@ -1,9 +1,9 @@
 """Next tokens that recur after the triggers of a memory.
 
- 1. A next token is a feature of a prefix (features). It is typical of a memory if it follows at least three triggers,
-    more often than random prefixes explain (shallow).
- 2. A typical token is a pattern if the last tokens of the triggers do not explain it: swap every trigger for prefixes
-    of other documents with the same last token, TIMES times. p = P(X >= k) with X ~ Binomial(t, (s + 1) / (n + 1)), for
+ 1. The next token is treated as a feature of its prefix (see features). It is typical of a memory if it follows at
+    least three triggers, and more often than random prefixes explain (see shallow).
+ 2. A typical token is a pattern if the last tokens of the triggers do not explain it: replace every trigger by TIMES
+    prefixes of other documents with the same last token. p = P(X >= k) with X ~ Binomial(t, (s + 1) / (n + 1)), for
     k of t triggers and s of n different swapped prefixes that the token follows. One cutoff for all memories controls
     the false discovery rate.
  3. A memory agrees with its value if one of its typical tokens is among the value's first PROMOTED tokens.
@@ -27,19 +27,19 @@ from memlens.pattern.topics import LastTokens, effective_size
 from memlens.pattern.words import TriggerRows
 from memlens.stats import binomial_tail, q_values
 
-PROMOTED = 10  # top tokens of a value that are compared with typical next tokens
+PROMOTED = 10  # number of top tokens of a value to compare with typical next tokens
 
 
 @dataclass(frozen=True)
 class FollowingTokens:
     """Tokens that follow the triggers of one memory, and those that its value promotes."""
 
-    typical: tuple[tuple[int, int], ...] = ()  # (token, number of triggers it follows), most frequent first
-    promoted: tuple[int, ...] = ()  # the value's first tokens
+    typical: tuple[tuple[int, int], ...] = ()  # (token, number of triggers before it), most frequent first
+    promoted: tuple[int, ...] = ()  # first tokens of the value
 
     @property
     def agrees(self) -> bool | None:
-        """Whether a typical next token is among the value's first tokens; None if one of them is unknown."""
+        """Whether a typical next token is among the value's first tokens; None without either."""
         if not (self.typical and self.promoted):
             return None
         return any(token in self.promoted for token, _ in self.typical)
@@ -72,7 +72,7 @@ def drop_explained(
 
 
 def read_promoted(index: Index) -> dict[tuple[int, int], tuple[int, ...]]:
-    """Return the first tokens of every value by (layer, memory); empty without values."""
+    """Return the first tokens of every value by (layer, memory), or an empty dict without values."""
     return dict(_promoted_tokens(index)) if index.has("values") else {}
 
 

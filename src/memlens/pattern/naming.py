@@ -29,17 +29,17 @@ from memlens.stats import binomial_tail, upper_share
 
 CLEAR = 0.7
 UNCLEAR = "no clear pattern"
-_NAMED = 2  # patterns in a name
-_ENDINGS = 3  # common endings of a memory without a clear pattern
-_MOSTLY = 0.5  # share of a pattern's prefixes
-_UNLIKELY = 1e-4  # p-value of a content word of a subject
+_NAMED = 2  # maximum number of patterns in a name
+_ENDINGS = 3  # number of endings to list for a memory without a clear pattern
+_MOSTLY = 0.5  # minimum share of a pattern's prefixes
+_UNLIKELY = 1e-4  # highest p-value of a content word that describes a subject
 
 
 @dataclass(frozen=True)
 class Pattern:
     """A property that at least three triggers of a memory share."""
 
-    name: str  # the same for the same pattern of different memories
+    name: str  # equal for the same pattern of different memories
     kind: str  # "shallow", "semantic" or "next"
     description: str
     members: int  # bit mask of trigger ranks
@@ -47,14 +47,14 @@ class Pattern:
     q: float
     scores: Scores  # on held-out triggers
     sense: int = 0  # patterns of one sense share most of their prefixes
-    token: int | None = None  # the next token
+    token: int | None = None  # the next token, for a pattern of kind "next"
 
     @property
     def ranks(self) -> list[int]:
         return [rank for rank in range(self.members.bit_length()) if self.members >> rank & 1]
 
     def order(self, triggers: int) -> tuple[float, str]:
-        """Return a sort key: patterns that are certain here and on held-out triggers come first."""
+        """Return a sort key: patterns that are certain and confirmed on held-out triggers come first."""
         held = self.scores.auroc
         sure = self.confidence(triggers)
         return -(sure if held is None else (sure + max(2 * held - 1, 0.0)) / 2), self.name
@@ -72,7 +72,7 @@ class Pattern:
 
 
 class Describer:
-    """Makes patterns of candidates and topics."""
+    """Turns candidates and topics into described patterns."""
 
     def __init__(self, texts: Texts, vectors: WordVectors, vocabulary: Sequence[str]) -> None:
         self.texts = texts
@@ -116,7 +116,7 @@ class Describer:
         return Pattern(name, "semantic", described, subject.members, subject.share, subject.q, subject.scores)
 
     def _typical_words(self, rows: NDArray[np.int64]) -> list[int]:
-        """Return content words that at least three prefixes contain, more often than random prefixes."""
+        """Return content words of at least three prefixes that are more frequent than in random prefixes."""
         prefixes = self.texts.prefixes
         words = (np.unique(prefixes.words[prefixes.offsets[row] : prefixes.offsets[row + 1]]) for row in rows.tolist())
         found, times = np.unique(np.concatenate(list(words)), return_counts=True)
@@ -194,7 +194,7 @@ def name_memory(
     clear = [pattern for pattern in patterns if evidence[pattern.name] > CLEAR]
     clear = sorted(clear, key=lambda pattern: (-evidence[pattern.name], *pattern.order(triggers)))[:_NAMED]
     best = evidence[clear[0].name] if clear else None
-    clear = sorted(clear, key=lambda pattern: pattern.kind == NEXT)  # what follows comes last
+    clear = sorted(clear, key=lambda pattern: pattern.kind == NEXT)  # next tokens come last
     agreed = [(token, times) for token, times in following.typical if token in following.promoted]
     parts = []
     for pattern in clear:

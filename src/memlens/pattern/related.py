@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-TOP, TOKENS = 25, 10  # triggers and promoted tokens to compare
+TOP, TOKENS = 25, 10  # numbers of triggers and promoted tokens to compare
 NamedSets = dict[MemoryId, frozenset[int]]
 
 
@@ -35,7 +35,7 @@ class RelatedMemory:
     """Another memory and what it shares with the given one."""
 
     name: MemoryId
-    summary: str | None  # its name in one line
+    summary: str | None  # name of the memory, one line
     triggers: int  # shared prefixes among the first 25
     tokens: int | None  # shared tokens among the 10 most promoted; None without values
     patterns: tuple[str, ...]  # descriptions of shared patterns
@@ -98,7 +98,7 @@ def related_memories(index: Index, memory: str | MemoryId, limit: int = 20) -> l
 def order_by_likeness(index: Index, layer: int) -> NDArray[np.int64]:
     """Return the memories of a layer, each followed by the remaining one that shares most triggers and tokens with it.
 
-    Ties go to the lowest number, also if nothing is shared. [memories]
+    Ties go to the lowest number, even if nothing is shared. [memories]
     """
     import numpy as np
 
@@ -117,7 +117,7 @@ def order_by_likeness(index: Index, layer: int) -> NDArray[np.int64]:
 
 
 def _shared_items(index: Index, layer: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return two columns: a memory of the layer, and the number of a trigger or promoted token that it has."""
+    """Return two columns: memories of the layer, and the numbers of their triggers or promoted tokens."""
     import numpy as np
 
     own = index.arrays(
@@ -177,11 +177,11 @@ class DuplicateGroup:
     """A memory and those similar to it, most similar first."""
 
     memories: tuple[MemoryId, ...]
-    least: float  # the lowest Jaccard index with the first
+    least: float  # lowest Jaccard index with the first memory
 
 
 def duplicates(index: Index, least: float = 0.5, top: int = TOP) -> list[DuplicatePair]:
-    """Return all pairs whose sets of triggers have a Jaccard index of at least `least`, most similar first."""
+    """Return all pairs of memories whose triggers have a Jaccard index of at least `least`, most similar first."""
     _check_jaccard(least)
     equal = _equal_sets(trigger_sets(index, top))
     entries, copies = list(equal), list(equal.values())
@@ -200,7 +200,7 @@ def duplicates(index: Index, least: float = 0.5, top: int = TOP) -> list[Duplica
 def duplicate_groups(named: NamedSets, least: float) -> list[DuplicateGroup]:
     """Group memories whose sets have a Jaccard index of at least `least`.
 
-    The memory with most similar others and these others make the first group; then the same among the rest, and so on.
+    The memory with the most similar memories forms the first group with them. This is repeated for the rest.
     """
     import numpy as np
 
@@ -220,7 +220,7 @@ def duplicate_groups(named: NamedSets, least: float) -> list[DuplicateGroup]:
         if not weight[number]:
             continue
         size = group_size(number)
-        if size < -expected:  # some of the others joined another group
+        if size < -expected:  # some of the similar sets have joined another group
             if size > 1:
                 heappush(waiting, (-size, number))
             continue
@@ -236,7 +236,7 @@ def duplicate_groups(named: NamedSets, least: float) -> list[DuplicateGroup]:
 
 
 def trigger_sets(index: Index, top: int = TOP) -> NamedSets:
-    """Return the triggers of every memory that has any, as numbers of prefixes."""
+    """Return the triggers of every memory that has triggers, as prefix numbers."""
     from memlens.pattern.words import read_trigger_rows
 
     triggers = read_trigger_rows(index, top)
@@ -254,7 +254,7 @@ def token_sets(index: Index, top: int = TOKENS) -> NamedSets:
 
 
 def _equal_sets(named: NamedSets) -> dict[frozenset[int], list[MemoryId]]:
-    """Return the memories of each set that is not empty, so that many copies of one set cost no more than one."""
+    """Return the memories of each non-empty set. Grouping copies makes many of them cost no more than one."""
     equal: dict[frozenset[int], list[MemoryId]] = {}
     for name, entries in named.items():
         if entries:
@@ -263,7 +263,7 @@ def _equal_sets(named: NamedSets) -> dict[frozenset[int], list[MemoryId]]:
 
 
 class AlikeSets:
-    """Sets, none of them empty. Neighbors are computed on request, since all pairs may not fit in memory."""
+    """Non-empty sets. Neighbors are computed on request, because all pairs may not fit in memory."""
 
     def __init__(self, sets: Sequence[frozenset[int]], least: float) -> None:
         import numpy as np
@@ -276,7 +276,7 @@ class AlikeSets:
         self.owners = _group_by(entries, owners, int(entries.max(initial=-1)) + 1)
 
     def of(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the other sets with a Jaccard index of at least `least`, and these indexes."""
+        """Return the other sets with a Jaccard index of at least `least`, and their Jaccard indexes."""
         import numpy as np
 
         owners = np.concatenate([self.owners[entry] for entry in self.entries[number]])

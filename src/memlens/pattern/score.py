@@ -23,9 +23,9 @@ from memlens.pattern.words import ENOUGH
 from memlens.stats import ONE_SIDED, binomial_tail, roc_area
 
 _LEVEL = 0.05
-TIMES = 4  # matched prefixes per held-out trigger
-RANDOM = 1000  # random prefixes to compare topics with
-STRONGEST = 10  # held-out triggers for the precision
+TIMES = 4  # number of matched prefixes per held-out trigger
+RANDOM = 1000  # number of random prefixes to compare topics with
+STRONGEST = 10  # number of held-out triggers for the precision
 
 
 class Scores(NamedTuple):
@@ -81,7 +81,7 @@ def topic_scores(
 
 
 def is_wording_refuted(candidate: Candidate, texts: Texts, held: int, scores: Scores) -> bool:
-    """Return True if held-out triggers have a broad feature no more often than random prefixes (binomial test at 5%).
+    """Return True if a broad feature is no more frequent in held-out triggers than at random (binomial test at 5%).
 
     Literal wordings are not tested: the corpus may hold no further triggers of a rare wording.
     """

@@ -52,15 +52,15 @@ from memlens.progress import Progress
 from memlens.settings import PatternSettings
 from memlens.stats import binomial_tail, q_values
 
-_AT_ONCE = 2048  # memories
+_AT_ONCE = 2048  # memories per block
 _FREQUENT = 4e-3  # share of all words above which a word has no content
 _RARE = 1e-3  # below this frequency, rarity does not change the order
 _COVERS_AS_MUCH = 0.9
 _COVERS_MUCH_LESS = 0.7
-_EXPLAINED = 0.01  # a feature is explained by another if chance makes it as frequent among the prefixes of the other
+_EXPLAINED = 0.01  # minimum p-value of a feature among the prefixes of another one to count as explained by it
 _GRAINS = ("broad", "coarse", "fine", "finest")  # columns of tokens.parquet
-_ONE_WORD = 0.67  # share of prefixes of a class or shape with one last word above which that word goes first
-_DOMINANT = 0.6  # share of triggers above which a content word is a pattern whatever the topic is
+_ONE_WORD = 0.67  # share of one last word in a class or shape above which the word is preferred
+_DOMINANT = 0.6  # share of triggers above which a content word is a pattern even if a topic explains it
 
 
 Ending = tuple[int, int, int]  # the last three words of a trigger, 0 for none
@@ -76,7 +76,7 @@ class Candidate:
     share: float  # probability that a random prefix has the feature
     count: int  # number of sampled prefixes with the feature
     q: float
-    key: int = 0  # of the feature, or of the shorter feature that it extends
+    key: int = 0  # key of the feature, or of the shorter feature that it extends
 
     @property
     def size(self) -> int:
@@ -104,11 +104,11 @@ class Texts:
     """Triggers and random prefixes as words, and the features of random prefixes."""
 
     words: Words
-    prefixes: PrefixWords  # those of TriggerRows, then those of `matched`
+    prefixes: PrefixWords  # prefixes of TriggerRows, then those of `matched`
     matched: MatchedPlaces
     sample: PrefixWords
     spelled: SpellingFeatures
-    feature_names: list[str]  # number 1 is the first
+    feature_names: list[str]  # the first has number 1
     background: Background
 
     @classmethod
@@ -123,7 +123,7 @@ class Texts:
         return cls(words, own, matched, sample, spelled, names, Background.of(sample, spelled))
 
     def content_words(self) -> set[int]:
-        """Return the words of three letters or more that are not among the most frequent ones of the corpus.
+        """Return the words of three letters or more that are not among the most frequent words of the corpus.
 
         Shorter words count in scripts other than the Latin one.
         """
@@ -164,7 +164,7 @@ class SignificantFeatures:
     shares: NDArray[np.float64]
     q: NDArray[np.float64]
     cutoffs: Cutoffs
-    hypotheses: tuple[int, ...]  # by family
+    hypotheses: tuple[int, ...]  # number of hypotheses, by family
 
     def candidates(self, texts: Texts, memories: int) -> Iterator[list[Candidate]]:
         """Yield the candidates of each memory."""
@@ -234,7 +234,7 @@ def add_waiting(
 
 
 def _explains(word: Candidate | None, candidate: Candidate) -> bool:
-    """Return True if the word explains the candidate: chance makes it as frequent among prefixes with the word."""
+    """Return True if the candidate is no more frequent among prefixes with the word than chance allows."""
     if word is None or word is candidate:
         return False
     given = min((candidate.count + 1) / (word.count + 1), 1.0)
@@ -251,7 +251,7 @@ def _score(candidate: Candidate, triggers: int) -> tuple[float, int, float, str]
 def _pick(
     picked: list[Candidate], candidates: Iterable[Candidate], triggers: int, ends: Sequence[Ending], cutoffs: Cutoffs
 ) -> list[Candidate]:
-    """Take the strongest feature first. A class or shape that is mostly one word comes after that word."""
+    """Pick features, strongest first. A class or shape that is mostly one word comes after that word."""
     queue = sorted(candidates, key=lambda c: _score(c, triggers))
     waiting = [c for c in queue if c.feature.is_of_last_word and _most_frequent(c.members, ends) > _ONE_WORD]
     for candidate in [c for c in queue if c not in waiting] + waiting:
@@ -312,7 +312,7 @@ def _is_varied(feature: Feature, members: int, ends: Sequence[Ending]) -> bool:
     open_words = {tuple(own[gap] for gap in gaps) for rank, own in enumerate(ends) if members >> rank & 1}
     return not gaps or len(open_words) >= (
         2 if feature.kind == "before" else GROUNDED
-    )  # two are enough before the last word: "his" and "their"
+    )  # two words are enough before the last word, such as "his" and "their"
 
 
 def _same_words(one: Feature, other: Feature) -> bool:
@@ -323,7 +323,7 @@ def _same_words(one: Feature, other: Feature) -> bool:
 
 
 def _longest(patterns: Iterable[Candidate], candidates: Sequence[Candidate], before: int = 0) -> list[Candidate]:
-    """Replace each pattern, starting with number `before`, with its longest form, and drop repeated ones."""
+    """Replace each pattern from number `before` on with its longest form, and drop repeated patterns."""
     found: list[Candidate] = []
     for number, pattern in enumerate(patterns):
         best = pattern

@@ -1,4 +1,4 @@
-"""Subjects that the model sees: triggers after which its final states are alike.
+"""Subjects in the model's states: triggers after which the final states are similar.
 
 A bag of words cannot tell what a position means, such as a comparison, a date or the title of a work. The model's own
 state can.
@@ -51,17 +51,17 @@ if TYPE_CHECKING:
 
     from memlens.models.memory_model import MemoryModel
 
-SIZE = 12  # triggers of a memory whose states are compared
+SIZE = 12  # number of triggers of a memory whose states are compared
 SWAPS = 4
 LEAST = 4.0
 TOKENS = 300_000  # limit for tokens that the model runs on
-_RANDOM = 2000  # random prefixes
-_SETS = 4000  # sets of random prefixes
+_RANDOM = 2000  # number of random prefixes
+_SETS = 4000  # number of sets of random prefixes
 _PAIRS = 10  # minimum number of pairs of a memory
-_BATCH = 4096  # tokens
-_AT_ONCE = 1024  # memories
+_BATCH = 4096  # tokens per batch
+_AT_ONCE = 1024  # memories per block
 _ROUNDS = 3
-_EXPECTED = 64  # most expected tokens of each prefix
+_EXPECTED = 64  # number of most expected tokens of each prefix
 _SHOWN = 4
 
 
@@ -137,7 +137,7 @@ def find_state_subjects(
 
 
 def _false_discovery_rates(numbers: NDArray[np.float64], decoys: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return, for each number, the share of decoys that reach it over the share of numbers that do, never rising."""
+    """Return the false discovery rate at each number, estimated from decoys and made monotonic."""
     order = np.argsort(numbers, kind="stable")
     ascending = numbers[order]
     reached, fakes = (1 - np.searchsorted(np.sort(own), ascending) / len(own) for own in (numbers, decoys))
@@ -183,7 +183,7 @@ class EndStates:
     states: Tensor  # float16 [prefixes, d], scaled to at most 1
     scales: Tensor  # float32 [prefixes, 1]
     there: NDArray[np.bool_]  # [prefixes]: whether the model ran on the prefix
-    tokens: int  # that the model ran on
+    tokens: int  # number of tokens that the model ran on
 
     def of(self, rows: Any) -> Tensor:
         return self.states[rows].float() * self.scales[rows]
@@ -257,8 +257,8 @@ class StateCoherence:
 
     unit: Tensor  # [prefixes, d]
     tokens: NDArray[np.int32]  # [prefixes]: last tokens
-    mean: float = 0.0  # of the cosine of a pair of random prefixes
-    deviation: float = 1.0  # of a sum of pairs, over the square root of their number
+    mean: float = 0.0  # mean cosine of a pair of random prefixes
+    deviation: float = 1.0  # deviation of a sum over pairs, divided by the root of their number
 
     @classmethod
     def calibrate(
@@ -298,9 +298,9 @@ class StateCoherence:
 def _find_members(
     rows: NDArray[np.int64], unit: Tensor, documents: NDArray[np.int64], random: Tensor
 ) -> tuple[int, Tensor, float, float] | None:
-    """Return the triggers of the subject, its direction, and the least cosine with it and its share of random prefixes.
+    """Return the triggers of the subject, its direction, the minimum cosine, and the share of random prefixes above it.
 
-    Returns None if fewer than three triggers of different documents belong to it.
+    Returns None if fewer than three triggers of different documents belong to the subject.
     """
     ranks = np.flatnonzero(rows >= 0)
     vectors, members = unit[rows[ranks]].float().numpy(), np.ones(len(ranks), np.bool_)
@@ -325,7 +325,7 @@ def _find_members(
 def _score(
     unit: Tensor, direction: Tensor, held: NDArray[np.int64], same: NDArray[np.int64], random: Tensor, bar: float
 ) -> Scores:
-    """Return the scores of a subject as those of a topic: by the cosine of states with its direction."""
+    """Return the scores of a subject. It is scored like a topic, by the cosine of states with its direction."""
 
     def nearness(vectors: Tensor) -> NDArray[np.float64]:
         return (vectors.float() @ direction).numpy().astype(np.float64)
@@ -344,7 +344,7 @@ def _expected_tokens(
     subjects: dict[int, StateSubject],
     vocabulary: Sequence[str],
 ) -> dict[int, tuple[int, ...]]:
-    """Return the words that the model expects after the triggers of each subject more than after random prefixes."""
+    """Return the words that are more expected after the triggers of each subject than after random prefixes."""
     import torch
 
     members = {m: rows[m][_ranks(own.members)[:SIZE]] for m, own in subjects.items()}
@@ -369,7 +369,7 @@ def _expected_tokens(
 
 
 def _different_words(tokens: Sequence[int], vocabulary: Sequence[str]) -> Iterator[int]:
-    """Yield tokens with letters or digits, each word once."""
+    """Yield tokens with letters or digits, without repeated words."""
     seen: set[str] = set()
     for token in tokens:
         text = vocabulary[token].strip().lower() if token < len(vocabulary) else ""
@@ -383,7 +383,7 @@ def _ranks(members: int) -> list[int]:
 
 
 def _predictions(model: MemoryModel, ends: EndStates, rows: NDArray[np.int64]) -> Iterator[Tensor]:
-    """Yield the model's next-token probabilities after prefixes, [up to 256, vocabulary]."""
+    """Yield blocks of the model's next-token probabilities after prefixes, [up to 256, vocabulary]."""
     import torch
 
     for first in range(0, len(rows), 256):

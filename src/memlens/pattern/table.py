@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from memlens.pattern.states import StateSubjects
 
 _ROWS_PER_GROUP = 4096
-_PROMOTED = 3  # top tokens of a value
+_PROMOTED = 3  # number of top tokens of a value to record
 
 PATTERNS_SCHEMA = pa.schema(
     [
@@ -62,10 +62,10 @@ NAMES_SCHEMA = pa.schema(
         ("layer", pa.int32()),
         ("memory", pa.int32()),
         ("name", pa.string()),
-        ("confidence", pa.float64()),  # of its best pattern; 0 without one
+        ("confidence", pa.float64()),  # confidence of the best pattern; 0 without a pattern
         ("triggers", pa.int32()),
         ("patterns", pa.int32()),
-        ("covered", pa.int32()),  # triggers with at least one pattern
+        ("covered", pa.int32()),  # number of triggers with at least one pattern
         ("follows", pa.list_(pa.int32())),  # typical next tokens
         ("follows_times", pa.list_(pa.int32())),
         ("promotes", pa.list_(pa.int32())),  # the value's top tokens
@@ -158,7 +158,7 @@ def _time_patterns(settings: PatternSettings, folder: Path) -> tuple[PatternTabl
 def make_patterns(
     index: Index, settings: PatternSettings, progress: Progress = no_progress, subjects: StateSubjects | None = None
 ) -> PatternTables:
-    """Return the tables without writing them. `subjects` are those that the model's states show."""
+    """Return the tables without writing them. `subjects` are the subjects found in the model's states."""
     from memlens.pattern.find import find_patterns
 
     found = find_patterns(index, settings, progress, subjects=subjects.by_memory if subjects else {})
@@ -174,7 +174,7 @@ def make_patterns(
 
 
 def _ends(index: Index, upper: PatternResult, lower: PatternResult) -> dict[str, dict[str, float]]:
-    """Return the shares of _shares for each end, and for the stronger end of each memory."""
+    """Return the statistics of _shares for the top end, the bottom end, and the stronger end of each memory."""
     facts = index.arrays("SELECT layer, memory, max, min FROM {memories}")
     of_lower = {
         (int(layer), int(memory))
@@ -191,7 +191,7 @@ def _ends(index: Index, upper: PatternResult, lower: PatternResult) -> dict[str,
 
 
 def _shares(counts: NDArray[np.int64]) -> dict[str, float]:
-    """`counts` are those of PatternResult.coverage."""
+    """Return the shares of memories and triggers with patterns, from the counts of PatternResult.coverage."""
     memories, (patterns, covered, triggers) = max(len(counts), 1), counts.sum(0).tolist()
     shares = {"patterned": int((counts[:, 0] > 0).sum()) / memories, "patterns": patterns / memories}
     return {"memories": len(counts), **shares, "covered": covered / max(triggers, 1)}

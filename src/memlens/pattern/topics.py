@@ -76,7 +76,7 @@ DIMENSIONS = 96
 LEAST = 3
 NEAR, WIDE = 4, 16  # sentences per passage of a paragraph, and of a file
 MOST_WORDS = 40_000
-_FREQUENT = 1e-3  # share of all words with half the weight (smooth inverse frequency)
+_FREQUENT = 1e-3  # frequency at which a word has half the weight (smooth inverse frequency)
 _POWERS = 3
 SIZES = np.array([1, 2, 3, 5, 9, 17])  # lower bounds of size classes: numbers of words with a vector
 
@@ -89,8 +89,8 @@ WHERE (sentence // $2) % $3 = $4 ORDER BY sentence
 class WordVectors(NamedTuple):
     """A vector and a weight for every word that has them. A tuple, because compiled code reads it."""
 
-    rows: NDArray[np.int32]  # [words of Words]: the word's row below, -1 for none
-    numbers: NDArray[np.int64]  # [rows]: the word's number
+    rows: NDArray[np.int32]  # [words of Words]: row of the word in the arrays below, -1 for none
+    numbers: NDArray[np.int64]  # [rows]: number of the word
     vectors: NDArray[np.float32]  # [rows, dimensions], unit length, centered
     weights: NDArray[np.float32]  # [rows]
     shares: NDArray[np.float64]  # [rows]: share of all words of the corpus
@@ -125,7 +125,7 @@ def _count_cells(index: Index, words: Words, seed: int) -> _Cells:
     for batch in index.batches(_QUERY, (WORD, RUN, every, which)):
         lists = batch.column("words")
         flat = lists.flatten().dictionary_encode()
-        spelled = words.add(flat)  # adds to words.plain
+        spelled = words.add(flat)  # new words are appended to words.plain
         plain = np.asarray(words.plain, np.int64)[spelled]
         sources = batch.column("source").to_pylist()
         sizes = lists.value_lengths().to_numpy(zero_copy_only=False)
@@ -152,10 +152,10 @@ class _Cutter:
 def _choose_words(cells: _Cells, words: Words) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float64]]:
     """Choose words that occur in enough passages, but not in more than a quarter.
 
-    If too many, the most frequent ones.
+    If there are too many, choose the most frequent ones.
     """
     size = len(words.texts)
-    near = cells.passage % 2 == 0  # the wide passages hold the same words again
+    near = cells.passage % 2 == 0  # the wide passages repeat the same words
     passages = np.bincount(cells.word[near], minlength=size)
     times = np.bincount(cells.word[near], cells.times[near], minlength=size)
     is_word = np.array([text.isalpha() and len(text) > 1 for text in words.texts])
@@ -197,10 +197,10 @@ def _reduce(matrix: csr_matrix, dimensions: int, seed: int) -> NDArray[np.float6
 
 
 class VectorWords(NamedTuple):
-    """The words of prefixes that have a vector, each once per prefix. A tuple, because compiled code reads it."""
+    """The distinct words of each prefix that have a vector. A tuple, because compiled code reads it."""
 
     rows: NDArray[np.int32]  # rows of WordVectors
-    is_last: NDArray[np.bool_]  # whether it occurs only at the end
+    is_last: NDArray[np.bool_]  # whether the word occurs only at the end
     offsets: NDArray[np.int64]  # [prefixes + 1]
 
     @classmethod
@@ -316,7 +316,7 @@ def size_class(count: int) -> int:
     return found
 
 
-NULL_SETS, FEWER_SETS = 20_000, 4_000  # null sets for the largest number of triggers, and for each smaller number
+NULL_SETS, FEWER_SETS = 20_000, 4_000  # null sets for the largest number of triggers, and for each smaller one
 _PAIRS = 200_000
 _TAIL = 0.99
 _SIZES = (3, 4, 6, 9, 14, 20, 25, 35, 50, 64)
@@ -343,12 +343,12 @@ class LastTokens(NamedTuple):
 
     tokens: NDArray[np.int32]  # [prefixes]
     documents: NDArray[np.int64]  # [prefixes]
-    slots: NDArray[np.int32]  # as in MatchedPlaces
-    offsets: NDArray[np.int64]  # [slots + 1]: rows of prefixes
+    slots: NDArray[np.int32]  # [vocabulary]: as in MatchedPlaces
+    offsets: NDArray[np.int64]  # [slots + 1]: first row of each token's samples
     middles: NDArray[np.int64]
     first: int  # row of the first sampled prefix
-    vectors: NDArray[np.float32]  # [sampled prefixes, dimensions]: without the last word; 0 for no vector
-    amounts: NDArray[np.float64]  # [size classes]: scale of the mean vector
+    vectors: NDArray[np.float32]  # [sampled prefixes, dimensions]: vectors without the last word, 0 for none
+    amounts: NDArray[np.float64]  # [size classes]: scale of the mean vectors
 
     @classmethod
     def of(cls, prefixes: PrefixWords, words: VectorWords, places: MatchedPlaces, vectors: WordVectors) -> LastTokens:
@@ -363,7 +363,7 @@ class LastTokens(NamedTuple):
 
 @compiled
 def _swap(rows: Any, tokens: LastTokens, starts: Any) -> Any:
-    """Swap each prefix for an unused one of another document with its last token; -1 if there is none."""
+    """Replace each prefix by an unused one of another document with the same last token, or -1 if there is none."""
     found = np.full(rows.shape, -1, np.int64)
     for m in range(rows.shape[0]):
         for i in range(rows.shape[1]):
@@ -384,7 +384,7 @@ def _swap(rows: Any, tokens: LastTokens, starts: Any) -> Any:
 
 
 def swap_prefixes(rows: NDArray[np.int64], tokens: LastTokens, random: np.random.Generator) -> NDArray[np.int64]:
-    """Swap every prefix for a random one of another document with the same last token; -1 if there is none."""
+    """Replace each prefix by a random one of another document with the same last token, or -1 if there is none."""
     found: NDArray[np.int64] = _swap(np.ascontiguousarray(rows), tokens, random.random(rows.shape))
     return found
 
@@ -438,7 +438,7 @@ def _variance(mean: Any, count: int) -> float:
 
 @compiled
 def _amounts(words: VectorWords, tokens: LastTokens, vectors: WordVectors) -> tuple[Any, Any]:
-    """Return products of a token's mean vector with the second sample, and its squared length, by size class."""
+    """Return products of a token's mean vector with the second sample, and the mean's squared length, by size class."""
     products, squares = np.zeros(len(SIZES)), np.zeros(len(SIZES))
     mean, one, nothing = np.empty(tokens.vectors.shape[1]), np.empty(1, np.int64), np.empty(0, np.int32)
     spare, used, parts = (
@@ -640,8 +640,8 @@ class Coherence:
 
 
 BAR = 1.65
-TOPICS = 3  # per memory, at most
-POOL = 400  # random prefixes of each size class
+TOPICS = 3  # maximum number of topics per memory
+POOL = 400  # number of random prefixes of each size class
 SHOWN = 5
 _ROUNDS = 3
 _PRIOR = 200.0  # weight of the prior, in words
@@ -666,7 +666,7 @@ class SemanticTopic:
 class Pool:
     """Vectors of random prefixes, by size class."""
 
-    vectors: list[NDArray[np.float32]]  # by size class, [prefixes, dimensions]
+    vectors: list[NDArray[np.float32]]  # by size class: [prefixes, dimensions]
 
     @classmethod
     def draw(cls, background: VectorWords, vectors: WordVectors, seed: int) -> Pool:
@@ -703,7 +703,7 @@ def _find_topic(
     memory: int,
     pool: Pool,
 ) -> SemanticTopic | None:
-    """Return the topic of a memory with coherent prefixes [triggers], or None if fewer than three words name it."""
+    """Return the topic of a memory with coherent triggers, or None if fewer than three words describe it."""
     words = np.empty((len(rows), WINDOW), np.int32)
     drop_last = np.array([bool(int(excluded.last[memory]) >> rank & 1) for rank in range(len(rows))])
     unit, counts = prefix_vectors(prefixes, vectors, np.ascontiguousarray(rows), drop_last, excluded.of(memory), words)
@@ -750,12 +750,12 @@ class _TopicTest:
     vectors: WordVectors
     excluded: ExcludedWords
     pool: Pool
-    documents: NDArray[np.int64]  # of every prefix
+    documents: NDArray[np.int64]  # document of every prefix
 
     def run(
         self, p: NDArray[np.float64], memories: NDArray[np.int64], sets: NDArray[np.int64], held: Any, same: Any
     ) -> tuple[dict[int, SemanticTopic], NDArray[np.float64]]:
-        """Return topics by place in `memories`, and combined p-values (1: no topic). `p` are the p-values of coherence.
+        """Return the topics of `memories` and their combined p-values (1: no topic). `p` are the p-values of coherence.
 
         `sets` [all memories, t], `held` and `same` [all memories, any] hold rows of prefixes, -1 for none.
         """
@@ -783,7 +783,7 @@ class _TopicTest:
         return math.erfc(z / math.sqrt(2)) / 2
 
     def _nearness(self, topic: SemanticTopic, m: int, rows: Any) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return cosines with the topic, and rows, of prefixes that have a vector without the excluded words."""
+        """Return the cosines with the topic and the rows of prefixes that have a vector without the excluded words."""
         there = np.ascontiguousarray(rows[rows >= 0])
         unit, counts = prefix_vectors(self.own, self.vectors, there, True, self.excluded.of(m))
         return (unit[counts > 0] @ topic.direction).astype(np.float64), there[counts > 0]
@@ -814,7 +814,7 @@ def find_topics(
     settings: PatternSettings,
     progress: Progress,
 ) -> tuple[dict[int, list[SemanticTopic]], NDArray[np.float64]]:
-    """Return topics by row of TriggerRows, and whether each memory has one with swapped triggers (nan: not tested).
+    """Return topics by row of TriggerRows, and whether each memory has a topic with swapped triggers (nan: not tested).
 
     `same` are prefixes with the last tokens of held-out triggers (score). After a topic is found, the remaining
     triggers are tested again, for up to TOPICS topics per memory.

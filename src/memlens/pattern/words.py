@@ -28,12 +28,12 @@ from memlens.files import open_database, reader_of
 from memlens.index.reader import Index
 
 KINDS = ("shallow", "semantic")  # kinds of patterns of prefixes, as in the paper
-NEXT = "next"  # the kind of a recurring next token, which is not part of the prefix
+NEXT = "next"  # kind of a pattern of next tokens, which are not part of the prefix
 GROUNDED = 3  # minimum number of prefixes of a pattern, as in the paper
-HELD = 25  # triggers that follow those in which patterns are found; patterns are tested on them
+HELD = 25  # number of triggers to test patterns on, after those in which patterns are found
 ENOUGH = 10  # minimum number of held-out triggers to test a pattern
 WINDOW = 64
-UNKNOWN = 0  # a word beyond the size of the vocabulary; never part of a pattern
+UNKNOWN = 0  # a word that did not fit into the vocabulary and is never part of a pattern
 ROOM = 1 << 20  # size of the vocabulary: three word numbers fit into a 60-bit key
 TOKENS = 3_000_000  # limit for tokens read from a large corpus, in runs of RUN sentences
 RUN = 64
@@ -43,7 +43,7 @@ _CHARACTERS = 16 * WINDOW  # enough for the last WINDOW words of a long prefix
 
 @dataclass(frozen=True, eq=False)
 class TriggerRows:
-    """The triggers of all memories that have any, as numbers of distinct prefixes."""
+    """The triggers of all memories that have triggers, as numbers of distinct prefixes."""
 
     layer: NDArray[np.int32]  # [memories]
     memory: NDArray[np.int32]  # [memories]
@@ -51,7 +51,7 @@ class TriggerRows:
     following: NDArray[np.int32]  # [memories, t]: next tokens, -1 for none
     sentences: NDArray[np.int64]  # [prefixes]
     positions: NDArray[np.int64]  # [prefixes]
-    held: NDArray[np.int64]  # [memories, h]: the held-out triggers that follow
+    held: NDArray[np.int64]  # [memories, h]: numbers of held-out prefixes, -1 for none
 
     @property
     def filled(self) -> NDArray[np.int64]:
@@ -65,7 +65,7 @@ class TriggerRows:
 
 
 def one_per_document(rows: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Keep only the best prefix of each document in `rows` [memories, t]: texts of one document are similar."""
+    """Keep only the best prefix of each document in `rows` [memories, t], because texts of a document are similar."""
     own = np.where(rows >= 0, documents[np.maximum(rows, 0)], -1)
     found = rows.copy()
     for rank in range(1, found.shape[1]):
@@ -100,7 +100,7 @@ def read_trigger_rows(index: Index, top: int, held: int = 0, end: str = "top") -
 
 
 def sample_prefixes(index: Index, size: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return sentences and positions of `size` different random prefixes, or of all prefixes if there are fewer."""
+    """Return sentences and positions of `size` distinct random prefixes, or of all prefixes if there are fewer."""
     sentences, lengths = sentence_lengths(index)
     edges = np.concatenate([[0], np.cumsum(lengths)])
     total = int(edges[-1])
@@ -118,14 +118,14 @@ def sample_prefixes(index: Index, size: int, seed: int) -> tuple[NDArray[np.int6
 
 
 def sampled_runs(index: Index, seed: int) -> tuple[int, int]:
-    """Return (every, which): runs of sentences whose number modulo `every` is `which` hold about TOKENS tokens."""
+    """Return (every, which): the runs of sentences with number % every == which hold about TOKENS tokens."""
     _, lengths = sentence_lengths(index)
     every = max(1, -(-int(lengths.sum()) // TOKENS))
     return every, int(np.random.default_rng([seed, 6]).integers(every))
 
 
 def sentence_lengths(index: Index) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return number and length of every sentence without loading its tokens."""
+    """Return the numbers and lengths of all sentences without loading their tokens."""
     found = index.arrays("SELECT sentence, len(ends)::BIGINT AS tokens FROM {corpus} ORDER BY sentence")
     return np.asarray(found["sentence"], np.int64), np.asarray(found["tokens"], np.int64)
 
@@ -166,13 +166,13 @@ class Words:
 
     texts: list[str] = field(default_factory=lambda: [""])
     _numbers: dict[str, int] = field(default_factory=lambda: {"": UNKNOWN})
-    spellings: list[str] = field(default_factory=lambda: [""])  # as written
+    spellings: list[str] = field(default_factory=lambda: [""])  # text as written
     _spelling_numbers: dict[str, int] = field(default_factory=lambda: {"": 0})
     plain: list[int] = field(default_factory=lambda: [UNKNOWN])  # the word of each spelling
     times: list[int] = field(default_factory=lambda: [0])  # how often each spelling was read
 
     def add(self, words: pa.DictionaryArray) -> NDArray[np.int32]:
-        """Return the number of the spelling of every word; new spellings are added."""
+        """Return the spelling numbers of words, after adding new spellings."""
         found = []
         indices = words.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         times = np.bincount(indices, minlength=len(words.dictionary)).tolist()
@@ -213,9 +213,9 @@ class PrefixWords(NamedTuple):
 
     words: NDArray[np.int32]  # [all words]
     offsets: NDArray[np.int64]  # [prefixes + 1]
-    last: NDArray[np.int32]  # [prefixes]: the last word's spelling, as far as the prefix goes
-    whole: NDArray[np.int32]  # [prefixes]: the last word's spelling in the text
-    opens: NDArray[np.bool_]  # [prefixes]: ends with an opening quotation mark
+    last: NDArray[np.int32]  # [prefixes]: spelling of the last word, cut at the end of the prefix
+    whole: NDArray[np.int32]  # [prefixes]: spelling of the complete last word
+    opens: NDArray[np.bool_]  # [prefixes]: whether it ends with an opening quotation mark
     tokens: NDArray[np.int32]  # [prefixes]: the last token; -1 for BOS alone
     following: NDArray[np.int32]  # [prefixes]: the next token; -1 at the end of a sentence
     goes_on: NDArray[np.bool_]  # [prefixes]: whether the next character of the text belongs to the last word
@@ -307,7 +307,7 @@ def _number_words(found: pa.Table, words: Words) -> tuple[NDArray[Any], ...]:
     )
 
 
-LEAST, MOST = 8, 48  # limits for the number of prefixes per token in a sample
+LEAST, MOST = 8, 48  # minimum and maximum number of prefixes per token in a sample
 _PLACES_QUERY = """
 SELECT sentence, unnest(tokens) AS token, generate_subscripts(tokens, 1) - 1 AS position,
        (hash(source) // 2)::BIGINT AS document
@@ -317,12 +317,12 @@ FROM {corpus} WHERE (sentence // $1) % $2 = $3
 
 @dataclass(frozen=True, eq=False)
 class MatchedPlaces:
-    """Matched prefixes: those of token t are offsets[slots[t]] to offsets[slots[t] + 1]."""
+    """Matched prefixes. Those of token t have the rows offsets[slots[t]] to offsets[slots[t] + 1]."""
 
     sentences: NDArray[np.int64]
     positions: NDArray[np.int64]
     slots: NDArray[np.int32]  # [vocabulary]: -1 for a token that ends no trigger
-    offsets: NDArray[np.int64]  # [slots + 1]
+    offsets: NDArray[np.int64]  # [slots + 1]: first row of each token's samples
     middles: NDArray[np.int64]  # [slots]: start of the token's second sample
 
 
