@@ -64,7 +64,7 @@ _EVENT = {"key": str, "time": str, "kind": str, "annotator": str, "content": dic
 
 
 def export_text(annotations: Annotations, task: str, format: str, annotator: str | None = None) -> str:
-    """Return an export of one annotator, or of all. An export of all labels contains finished annotators only."""
+    """Return an export of one or all annotators. An export of all labels contains only annotators who have finished."""
     _check_format(format)
     everyone = annotations.list_annotators(task)
     if annotator is not None and annotator not in everyone:
@@ -133,7 +133,7 @@ def _check_format(format: str) -> None:
 
 
 def _origin(annotations: Annotations, task: str) -> dict[str, str | None]:
-    """Return the model and, except for verdicts, the corpus, to whose prefixes trigger ranks refer."""
+    """Return the model and, except for verdicts, the corpus, because trigger ranks refer to its prefixes."""
     manifest = annotations.index.manifest
     model: dict[str, str | None] = {"model": manifest.model.fingerprint}
     return model if task == VERDICTS else {**model, "corpus": manifest.sha256("corpus")}
@@ -176,7 +176,7 @@ def _read_events(annotations: Annotations, task: str, text: str) -> list[Event]:
 
 
 def _read_event(annotations: Annotations, task: str, event: Any, place: str) -> Event:
-    """Return a validated event with exactly the content that memlens would write."""
+    """Return a validated event with the same content that memlens would write."""
     if not isinstance(event, Mapping) or not all(isinstance(event.get(k), kind) for k, kind in _EVENT.items()):
         raise SettingError(f"{place} lacks one of {', '.join(_EVENT)}; the file is damaged")
     kind = event["kind"]
@@ -223,7 +223,7 @@ def _csv_text(task: str, rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _csv_rows(task: str, text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the place and the cells of every row. Raises SettingError for other columns and for invalid CSV."""
+    """Yield the location and the cells of every row. Raises SettingError for unexpected columns and for invalid CSV."""
     columns = _COLUMNS[task]
     reader = csv.DictReader(io.StringIO(text, newline=""))
     try:

@@ -31,7 +31,7 @@ from filelock import FileLock, Timeout
 from memlens.errors import FilesError, IndexFolderError, SettingError
 from memlens.files import FileStamp, file_stamp, replacing, sync_folder
 
-_START = b'{"checksum": "'  # never occurs inside an event, because JSON escapes quotes in texts
+_START = b'{"checksum": "'  # cannot occur inside an event, because JSON escapes quotes in texts
 _DIGITS = 16
 _MAX_LINE = 64 << 20  # bytes, far more than an event needs
 _HEAD = 256  # leading bytes that identify a line, because they include checksum and key
@@ -98,8 +98,8 @@ class AnnotationLog:
         self._damaged: list[int] = []  # line numbers, from 1
         self._stamp: FileStamp | None = None  # stamp of the file at the last read
         self._lines = 0  # number of complete lines read
-        self._offset = 0  # number of bytes of these lines
-        self._last_line = (0, b"")  # start and first bytes of the last complete line
+        self._offset = 0  # number of bytes of the lines read
+        self._last_line = (0, b"")  # offset and first bytes of the last complete line
 
     def read(self) -> tuple[dict[str, Event], list[int]]:
         """Return all events by key, in order, and the numbers of damaged lines. Reads only new lines."""
@@ -235,7 +235,7 @@ class AnnotationLog:
 
 
 def _read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield lines with their line breaks. A line that is too long is cut and so counts as damaged."""
+    """Yield lines with their line breaks. A line that is too long is truncated, which makes it count as damaged."""
     while line := file.readline(_MAX_LINE):
         if len(line) == _MAX_LINE:
             rest = line

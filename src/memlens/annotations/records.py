@@ -90,7 +90,7 @@ class LastLayerChange:
     """A prediction that the last layer changed. Its name is the same in every sample that contains it."""
 
     layer: int
-    text: str  # the prefix
+    text: str  # text of the prefix
     residual: int  # predicted token before the last layer
     residual_text: str
     output: int  # predicted token after the last layer
@@ -252,8 +252,8 @@ class _State:
 class Annotations:
     """The annotations of one index. Reading never creates the file. The object is thread-safe.
 
-    Every call sees what other processes have appended. An object that stays open, as in the workbench, reads and
-    verifies only new lines.
+    Every call sees the events that other processes have appended. An object that stays open, as in the workbench,
+    reads and verifies only new lines.
     """
 
     def __init__(self, index: Index) -> None:
@@ -317,7 +317,7 @@ class Annotations:
         return {memory: notes[memory] for memory in sorted(notes) if not notes[memory].is_empty}
 
     def history(self, task: str | None = None) -> list[dict[str, Any]]:
-        """Return the events of a task, or of all tasks (with an entry "task"), in order and as exported."""
+        """Return the events of a task, or of all tasks (with an entry "task"), in order and in the export format."""
         events = [{**vars(event)} for event in self._events.values() if task in (None, event.task)]
         for event in events:
             event_task = event.pop("task")
@@ -326,7 +326,7 @@ class Annotations:
         return events
 
     def mark(self, task: str) -> str | None:
-        """Return a checksum that changes with every event of a task, or None if there is none."""
+        """Return a checksum that changes with every event of a task, or None if there are no events."""
         keys = [event.key for event in self._events.values() if event.task == task]
         return hashlib.sha256("\n".join(keys).encode()).hexdigest() if keys else None
 

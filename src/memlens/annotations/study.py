@@ -55,7 +55,7 @@ class PersonalStudy:
     finished: bool
     done: tuple[MemoryId, ...]  # labeled memories of the sample
     following: MemoryId | None  # first memory of the sample without a label
-    labels: tuple[Label, ...]  # own labels; after finishing, the labels of all finished annotators
+    labels: tuple[Label, ...]  # the annotator's own labels; after finishing, the labels of all finished annotators
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class MachineAgreement:
     annotator: str
     kind: str
     memories: int
-    memory_precision: float | None  # of memories with an automatic pattern, the share that the annotator confirms
+    memory_precision: float | None  # share of memories with an automatic pattern that the annotator confirms
     memory_recall: float | None
-    prefix_precision: float | None  # of prefixes with an automatic pattern, the same share, pooled over memories
+    prefix_precision: float | None  # the same share of prefixes, pooled over memories
     prefix_recall: float | None
 
 

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from memlens.errors import MemlensError, UnsupportedModel
 
-_SEQUENCES, _LENGTH, _SEED = 2, 8, 2021  # short, because every load pays for it; the proof adds a longer probe
+_SEQUENCES, _LENGTH, _SEED = 2, 8, 2021  # short, because every load runs the probe; the proof adds a longer one
 
 
 def probe_tokens(tokens: int, context: int | None) -> Tensor:
@@ -39,7 +39,7 @@ class ModuleCall:
     keywords: dict[str, Any]
     inputs: Tensor  # the first tensor among its arguments
     output: Tensor  # the first tensor that it returned
-    returned: Any  # the whole return value
+    returned: Any  # the complete return value
 
     def again(self, inputs: Tensor) -> Tensor:
         """Run the module with another first tensor and return its output."""
@@ -61,7 +61,7 @@ class BlockCall:
 
     def __init__(self, call: ModuleCall) -> None:
         self.block = call.module
-        self.recorded = call  # the call that the network made
+        self.recorded = call  # the call made by the network
         states = _finer(call.inputs)
         noise = torch.randn(states.shape, generator=torch.Generator().manual_seed(_SEED)).to(states)
         self.states = states.clone()  # the input of a re-run, float32 or finer
@@ -93,7 +93,7 @@ class BlockTrace:
     """The output of a block on its probe states, and the calls and products inside it."""
 
     output: Tensor
-    calls: list[ModuleCall]  # of the modules that ran exactly once, in the order in which they returned
+    calls: list[ModuleCall]  # calls of modules that ran exactly once, in the order in which they returned
     products: list[Product]
 
 
@@ -102,7 +102,7 @@ RUNNING = "it does not run on tokens alone"
 
 @contextmanager
 def reject_on_error(step: str) -> Iterator[None]:
-    """Turn any error inside into an UnsupportedModel that names this step. Running out of memory stays MemoryError."""
+    """Turn errors inside the context into an UnsupportedModel that names this step. MemoryError stays unchanged."""
     try:
         yield
     except (MemlensError, MemoryError):
@@ -174,8 +174,8 @@ def in_float32(*modules: nn.Module, deep: bool = True) -> Iterator[None]:
     """Convert parameters and buffers coarser than float32 to float32, and restore the original tensors afterwards.
 
     Args:
-        modules: Their parameters and buffers are converted.
-        deep: Also convert those of submodules.
+        modules: Modules whose parameters and buffers are converted.
+        deep: Also convert parameters and buffers of submodules.
     """
     originals: dict[Tensor, Tensor] = {}
     for module in modules:
@@ -214,7 +214,7 @@ class Probe:
     tokens: Tensor  # [batch, pos] int64
     calls: list[BlockCall]
     around: list[nn.Module]
-    logits: Tensor | None = None  # what the network computes from the last call's probe states; None if not computed
+    logits: Tensor | None = None  # logits for the probe states of the last call; None if not computed
 
 
 @contextmanager
@@ -277,7 +277,7 @@ def _check_chain(modules: list[nn.Module], calls: list[ModuleCall], tokens: Tens
 class Product:
     """One product of a parameter matrix with activations, [batch, pos, ...] or [batch * pos, ...]."""
 
-    parameter: str  # its name within the block
+    parameter: str  # name of the parameter within the block
     use: int  # 0 for the first use of this parameter
     inputs: Tensor
     output: Tensor
@@ -308,7 +308,7 @@ class ProductMode(TorchFunctionMode):
         self.products: list[Product] = []
         self._uses: Counter[str] = Counter()
         self._storages = {_storage(parameter): name for name, parameter in block.named_parameters()}
-        self._made: dict[int, tuple[str, Tensor]] = {}  # by id; holding the tensor keeps its id unique
+        self._made: dict[int, tuple[str, Tensor]] = {}  # id -> name and tensor; holding the tensor keeps its id unique
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -31,7 +31,7 @@ class LayerUse(NamedTuple):
     """The coefficients of one layer's memories and the weights of its groups at n positions."""
 
     coefficients: Tensor  # [n, memories]
-    weights: Tensor  # [n, groups]: the factor on a group's m and biases; 0 if the token did not reach the group
+    weights: Tensor  # [n, groups], factor on a group's m and biases; 0 if the token did not reach the group
 
     def at(self, rows: Tensor) -> LayerUse:
         return LayerUse(self.coefficients[rows], self.weights[rows])
@@ -67,7 +67,7 @@ class PositionStates:
         return PositionStates(self.embedding[part], *map(cut, stores))
 
     def copy(self) -> PositionStates:
-        """Return a copy, so that a small slice does not keep the whole tensors in memory."""
+        """Return a copy. Otherwise, a small slice would keep the whole tensors in memory."""
         return PositionStates.join([self, self[:0]])
 
     @staticmethod
@@ -135,7 +135,7 @@ def record_positions(
 
 @dataclass(frozen=True, eq=False)
 class LogitParts:
-    """The logits of n tokens as parts: logit = embedding + constant + sum over layers of (attention + ffn)."""
+    """The logits of n tokens, split into parts: logit = embedding + constant + sum over layers of (attention + ffn)."""
 
     embedding: Tensor  # [n]
     attention: Tensor  # [layers, n]
@@ -254,7 +254,7 @@ def _biases(block: MemoryLayer, weights: Tensor) -> Tensor | None:
 
 
 def _backwards(norm: Norm, direction: Tensor, states: Tensor) -> Tensor:
-    """Return d' such that x . d' = norm(x) . direction without the norm's bias. The scale is that of `states`."""
+    """Return d' with x . d' = norm(x) . direction, without the norm's bias and with the scale for `states`."""
     gain = norm.gain
     if gain is not None:
         direction = direction * gain

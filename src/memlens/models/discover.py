@@ -7,7 +7,7 @@ The network runs once on a few tokens. Then each block is re-run alone (blocks.p
 2. Silence the groups and see how the block's output changes. The output of the groups reaches the stream unchanged,
    scaled by a constant or by a factor per coordinate, or through a norm.
 3. Silence one group at a time to find its scale: none, a constant, a factor per coordinate or a gate per token.
-4. Find what the block reads: the stream that it adds to, or the stream before its attention (a parallel block).
+4. Find the block's input: the stream that it adds to, or the stream before its attention (a parallel block).
 
 The result is a proposal for proof.py. An error in any step rejects the model with the layer and the step.
 """
@@ -110,7 +110,7 @@ class _Discovery:
         This is much faster than a search, and most blocks of a network differ only in their weights.
         """
         plain = [group for group in template.groups if isinstance(group, LinearGroup) and _is_plain(group)]
-        # the input of a parallel block does not depend on what it adds, so a different scale would go unnoticed
+        # the input of a parallel block does not depend on its output, so a different scale would go unnoticed
         if not plain or len(plain) < len(template.groups) or isinstance(template.scale, Tensor) or template.parallel:
             return None
         paths = {module: name for name, module in template.block.named_modules()}
@@ -279,7 +279,7 @@ class _Discovery:
     # Step 3
 
     def _group_scales(self, groups: Sequence[MemoryGroup], outputs: tuple[nn.Module, ...]) -> list[MemoryGroup]:
-        """Return the groups with the scale between each of them and the modules that return their sum."""
+        """Return the groups, each with the scale between the group and the modules that return the sum."""
         scaled_groups: list[MemoryGroup] = []
         experts = [group for group in groups if group.kind == "routed"]
         for part in (*([group] for group in groups if group.kind != "routed"), experts):
@@ -347,7 +347,7 @@ class _Discovery:
 
 @dataclass(frozen=True, eq=False)
 class TokenGate:
-    """sigmoid(x w), the gate of a shared expert per token: x [..., d] -> [..., 1]."""
+    """The gate of a shared expert per token, sigmoid(x w): x [..., d] -> [..., 1]."""
 
     module: Any
 
@@ -380,7 +380,7 @@ def _expert_facts(experts: Any, activations: Sequence[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class _Combine:
-    """The experts' own function of gate and up."""
+    """The function of the experts' module that combines gate and up."""
 
     experts: Any
 

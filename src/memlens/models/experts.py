@@ -54,7 +54,7 @@ class ExpertGroup(MemoryGroup):
     def gated(self) -> bool:
         return bool(self.experts.has_gate)
 
-    @cached_property  # read for every block, and attributes of modules are slow
+    @cached_property  # cached, because it is read for every block and attributes of modules are slow
     def size(self) -> int:
         return int(self.experts.down_proj.shape[1 if self.experts.is_transposed else 2])
 
@@ -182,7 +182,7 @@ def replace_experts(network: Any) -> Iterator[None]:
 
 
 def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Return the sum over experts of w (m V + b), [tokens, d], for states [tokens, d] and their experts [tokens, k]."""
+    """Return the sum of w (m V + b) over experts, [tokens, d], for states [tokens, d] and experts [tokens, k]."""
     taps: _Taps | None = getattr(experts, _TAPS, None)
     output = torch.zeros_like(hidden_states)
     with torch.no_grad():

@@ -42,10 +42,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "gelu": gelu,
     "gelu_accurate": partial(gelu, approximate="tanh"),
-    "gelu_fast": partial(gelu, approximate="tanh"),  # the older name
+    "gelu_fast": partial(gelu, approximate="tanh"),  # older name of gelu_accurate
 }
 _FIRST_POSITION = 2  # the padding token's id plus one
-_SCORES_AT_ONCE = 1 << 24  # numbers that the softmax holds at a time besides its result
+_SCORES_AT_ONCE = 1 << 24  # maximum number of intermediate numbers of the softmax in memory
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Shape:
     output_ends: tuple[int, ...]
     input_factor: float
     output_factor: float
-    scale: float  # factor on word vectors
+    scale: float  # factor of word vectors
 
     @property
     def vocabulary(self) -> int:
@@ -261,7 +261,7 @@ _REQUIRED: dict[str, tuple[Any, str]] = {
     "share_decoder_input_output_embed": (False, "its output embedding is not an adaptive softmax"),
     "decoder_layers_to_keep": (None, "some of its layers are dropped"),
 }
-# settings that are read below or matter only in training
+# settings that are read below or affect only training
 _KNOWN_SETTINGS = frozenset(_REQUIRED) | {
     *("decoder_layers", "decoder_embed_dim", "decoder_input_dim", "decoder_output_dim", "decoder_ffn_embed_dim"),
     *("decoder_attention_heads", "decoder_layerdrop", "decoder_final_norm", "decoder_embed_path"),
@@ -309,7 +309,7 @@ def _with_defaults(file_settings: Settings) -> Settings:
     """Add settings that older files omit, with the values that fairseq uses."""
     defaults = {"decoder_normalize_before": True, "no_decoder_final_norm": False, "adaptive_input": False}
     settings = defaults | dict(file_settings)
-    if "no_tie_adaptive_proj" in settings:  # written before the final norm was introduced
+    if "no_tie_adaptive_proj" in settings:  # the file predates the final norm
         settings["no_decoder_final_norm"] = True
         settings.setdefault("tie_adaptive_proj", not settings["no_tie_adaptive_proj"])
     if "decoder_final_norm" in settings:
@@ -321,7 +321,7 @@ def read_shape(settings: Settings, vocabulary: int, name: str) -> Shape:
     """Return the shape that the settings describe.
 
     Raises:
-        UnsupportedModel: They describe another kind of network.
+        UnsupportedModel: The settings describe another kind of network.
     """
     _check_settings(settings, name)
     width = _number(settings, "decoder_embed_dim", 512, name)
@@ -496,7 +496,7 @@ def _weight(module: nn.Module) -> nn.Parameter:
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 START, PADDING, END, UNKNOWN = range(4)
 _WORD = re.compile(r"\S+")
-_OVERWRITE = " #fairseq:overwrite"  # follows a word that replaces an earlier one
+_OVERWRITE = " #fairseq:overwrite"  # suffix of a word that replaces an earlier one
 
 
 class WordTokenizer(Tokenizer):
@@ -656,7 +656,7 @@ class AdaptiveLens(Lens):
         return "the word's score plus the score of its band's class, before both are normalized"
 
     def logit_rows(self, tokens: Tensor) -> Tensor:
-        """Return rows [n, d] whose product with a state is log p of each word [n] without the normalizers.
+        """Return rows [n, d]. The product of a row with a state is log p of the word, without the normalizers.
 
         The row of the band's class is included. Without it, the probability within the band could rise while p falls.
         """
@@ -705,7 +705,7 @@ def _memory_layer(number: int, block: Any, activation: str) -> MemoryLayer:
 
 
 def _context(settings: Settings, name: str) -> int | None:
-    """Return the longest input that the checkpoint was trained for. Sinusoids themselves have no limit."""
+    """Return the longest input that the checkpoint was trained for. (Sinusoids have no limit.)"""
     longest = settings.get("max_target_positions") or settings.get("tokens_per_sample")
     if longest is None:
         return None

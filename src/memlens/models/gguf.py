@@ -15,7 +15,7 @@ import torch
 
 from memlens.errors import ModelError
 
-_MOST_ENTRIES = 1 << 24  # in all lists together; a vocabulary has a few hundred thousand
+_MOST_ENTRIES = 1 << 24  # maximum number of entries of all lists; a vocabulary has a few hundred thousand
 _MOST_DIMENSIONS = 4
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _LIST = 8, 9
@@ -26,8 +26,8 @@ _LAYERS, _ADDS_BOS = ".block_count", "tokenizer.ggml.add_bos_token"
 class GgufHead:
     """The head of a .gguf file: everything before the data."""
 
-    settings: dict[str, int | float | bool] = field(default_factory=dict)  # without texts and lists
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)  # shapes only
+    settings: dict[str, int | float | bool] = field(default_factory=dict)  # settings that are neither texts nor lists
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)  # name -> tensor with a shape but without data
 
     @property
     def adds_bos(self) -> bool | None:
@@ -51,7 +51,7 @@ def read_head(path: Path) -> GgufHead:
     layers = len({name.split(".")[1] for name in head.tensors if name.startswith("blk.")})
     if (
         counts and counts[0] != layers
-    ):  # transformers would ignore further layers, or create lists of the declared length
+    ):  # transformers would ignore extra layers, or create lists of the declared length
         raise ModelError(f"{path} declares {counts[0]:,} layers but contains weights for {layers:,}; download it again")
     return head
 
@@ -124,7 +124,7 @@ class _HeadReader:
             for _ in range(count):
                 self._text()
         else:
-            self.remaining -= count * width  # `_count` has checked that so much remains
+            self.remaining -= count * width  # `_count` has checked that enough bytes remain
             self.file.seek(count * width, 1)
 
     def _text(self) -> str:

@@ -39,9 +39,9 @@ class MemoryGroup(ABC):
     """
 
     kind: str = "dense"  # "dense", "shared" or "routed"
-    expert: int = 0  # number within its kind
+    expert: int = 0  # number of the expert within its kind
     start: int = 0  # the number of its first memory in the layer
-    activation: str = "relu"  # the checkpoint's own name, such as "gelu_new"
+    activation: str = "relu"  # name in the checkpoint, such as "gelu_new"
     activate: Callable[[Tensor], Tensor] = field(default=torch.relu, repr=False)  # f
     combine: Callable[[Tensor, Tensor], Tensor] | None = field(default=None, repr=False)  # (x G^T + b, x U^T + b) -> m
     scale: Scale = field(default=None, repr=False)
@@ -200,7 +200,7 @@ class CoefficientBlock(NamedTuple):
 
     group: MemoryGroup
     shape: tuple[int, int]  # (batch, pos) of the pass
-    rows: Tensor | None  # [n] distinct rows of the flattened [batch * pos], in any order; None: all, in order
+    rows: Tensor | None  # [n], distinct rows of the flattened [batch * pos] in any order; None for all in order
     coefficients: Tensor  # [n, size], s * m
     weights: Tensor | None  # [n], s; None if it is 1 for every token
     gates: Tensor | None = None  # [n, size], x G^T + b_G; None if not gated or if experts are edited
@@ -234,7 +234,7 @@ class MemoryLayer:
     number: int
     block: nn.Module = field(repr=False)  # its (first) output is o, [batch, pos, d]
     groups: tuple[MemoryGroup, ...] = field(repr=False)
-    outputs: tuple[nn.Module, ...] = field(repr=False)  # their outputs add up to the sum of all groups
+    outputs: tuple[nn.Module, ...] = field(repr=False)  # modules whose outputs add up to the sum of all groups
     input_norm: Norm | None = field(repr=False)  # the norm whose output is x; None if x is the stream itself
     post_norm: Norm | None = field(repr=False)  # the norm between the groups and the stream
     parallel: bool = False  # True if the block reads the stream before its attention
@@ -298,7 +298,7 @@ class MemoryLayer:
         return next(group for group in self.groups if group.holds(owner))
 
     def values_of(self, numbers: Sequence[int] | Tensor) -> Tensor:
-        """Return the values of some memories times their group's scale, [n, d], without copying others."""
+        """Return the values of some memories times their group's scale, [n, d], without copying other values."""
         places = [self.group_of(number) for number in (numbers.tolist() if isinstance(numbers, Tensor) else numbers)]
         rows = [scaled(group.values[place], group.scale) for group, place in places]
         return torch.stack(rows) if rows else self.groups[0].values[:0]

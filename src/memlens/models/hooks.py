@@ -105,7 +105,7 @@ def _watch_group(group: LinearGroup, shape: BatchShape, use: Callable[[Coefficie
     def note(gates: Tensor) -> None:
         latest_gates[:] = [gates]
 
-    latest_gates: list[Tensor] = []  # output of the gate projection, until it is used
+    latest_gates: list[Tensor] = []  # latest output of the gate projection, removed when it is used
     with ExitStack() as stack:
         scale = stack.enter_context(_TokenScale(group).observe())
         if group.gated:
