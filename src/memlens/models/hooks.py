@@ -143,7 +143,7 @@ def _unscaled(coefficients: Tensor, factor: Tensor, group: MemoryGroup) -> Tenso
 
 
 class _TokenScale:
-    """s [batch * pos, 1] of a group in the running pass; None if it is 1 for every token."""
+    """The scale s [batch * pos, 1] of a group in the running pass; None if it is 1 for every token."""
 
     def __init__(self, group: LinearGroup) -> None:
         self.group = group

@@ -159,7 +159,7 @@ def _reason_against_kind(config: Config) -> str | None:
         return "its blocks add gated per-layer embeddings after y, so o is inside the block"
     if getattr(inner, "add_cross_attention", False):
         return "its blocks attend to an encoder that memlens does not run"
-    if quantization(config) not in (None, "gguf", "mxfp4"):  # these two are dequantized while loading
+    if quantization(config) not in (None, "gguf", "mxfp4"):  # gguf and mxfp4 are dequantized while loading
         return "its weights are quantized, so keys and values are not plain numbers; use the unquantized checkpoint"
     return None
 
@@ -183,7 +183,7 @@ def _reason_against_head(config: Config) -> str | None:
 
 # The model
 
-# settings about files, versions and loading, which do not change the model
+# settings of files, versions and loading, which do not change the model
 _EXCLUDED_FROM_FINGERPRINT = (
     *("_name_or_path", "name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"),
     "quantization_config",
@@ -228,7 +228,7 @@ class HuggingFaceModel(MemoryModel):
             with note_runs(network) as modules:
                 calls = find_blocks(network, tokens, lambda: self._body(tokens))
             body = set(network.base_model.modules())
-            modules |= {module for module in network.modules() if module not in body}  # the head, which has not run yet
+            modules |= {module for module in network.modules() if module not in body}  # the head has not run yet
             layers = discover_layers(calls, activations_of(self.config))
             probe = Probe(tokens, calls, outside(modules, [call.block for call in calls]))
             with reject_on_error("its lens cannot be found"):
@@ -257,7 +257,7 @@ class HuggingFaceModel(MemoryModel):
         return last[-1]
 
     def _body(self, tokens: Tensor) -> None:
-        # by name, because some multimodal models take images as the first argument
+        # pass tokens by name, because some multimodal models take images as the first argument
         self.network.base_model(input_ids=tokens, attention_mask=self._mask(tokens), use_cache=False)  # type: ignore[operator]
 
     def _logits(self, tokens: Tensor) -> Tensor:
@@ -266,11 +266,11 @@ class HuggingFaceModel(MemoryModel):
         return output
 
     def running(self) -> AbstractContextManager[None]:
-        """Run experts with our function in every pass, observed or not, so that all passes give the same bits."""
+        """Run experts with `run_experts` in every pass, observed or not, so that all passes give the same bits."""
         return replace_experts(self.network) if self._has_experts else nullcontext()
 
     def _mask(self, tokens: Tensor) -> Tensor | None:
-        """Return all ones if the model has a padding token, because transformers warns without a mask; else None."""
+        """Return a mask of ones if the model has a padding token, because transformers would warn, otherwise None."""
         return None if getattr(text_config(self.config), "pad_token_id", None) is None else torch.ones_like(tokens)
 
     def fingerprint(self) -> str:
@@ -311,7 +311,7 @@ def activations_of(config: Config) -> list[str]:
 def context_of(config: Config) -> int | None:
     """Return the longest input that a configuration allows, or None if it has no limit."""
     settings = text_config(config)
-    if getattr(settings, "alibi", False):  # relative positions have no limit
+    if getattr(settings, "alibi", False):  # relative positions do not limit the length
         return None
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "context_length"):
         longest = getattr(settings, name, None)
@@ -333,7 +333,7 @@ def _check_plain_weights(network: nn.Module, name: str) -> None:
         if not parameter.is_floating_point() or parameter.dtype.itemsize < 2:
             raise UnsupportedModel(f"{name}: {parameter_name} is quantized ({parameter.dtype}); use plain weights")
         kind = type(parameter)
-        if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # it may redefine any operation
+        if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # the subclass may redefine any operation
             raise UnsupportedModel(
                 f"{name}: {parameter_name} is not a plain tensor ({kind.__name__}); use plain weights"
             )
@@ -396,7 +396,7 @@ def _scale_and_cap(logits: Tensor, scores: Tensor, soft_caps: Sequence[float]) -
     if (scale := ratio(logits, scores)) is not None:
         candidates.append((deviation(scores * scale, logits), scale, None))
     for cap in soft_caps:
-        clear = (logits / cap).abs() < 0.9  # near the cap a logit says little about the score
+        clear = (logits / cap).abs() < 0.9  # a logit near the cap is too insensitive to the score
         within = torch.where(clear, torch.atanh((logits / cap).clamp(-0.9, 0.9)) * cap, 0)
         if (scale := ratio(within, torch.where(clear, scores, 0))) is not None:
             candidates.append((deviation(torch.tanh(scores * scale / cap) * cap, logits), scale, cap))

@@ -30,7 +30,7 @@ class ModelInfo:
     name: str
     family: str
     layers: int
-    memories: tuple[int, ...]  # by layer
+    memories: tuple[int, ...]  # number of memories by layer
     width: int
     activation: str
     gated: bool
@@ -39,7 +39,7 @@ class ModelInfo:
     input_norm: str | None  # "LayerNorm", "RMSNorm", or None if the block reads the stream itself
     post_norm: str | None  # None if the block's output is added to the stream directly
     final_norm: str | None
-    readings: tuple[str, ...]  # readings of values, the default first
+    readings: tuple[str, ...]  # supported readings of values, the default first
     soft_cap: float | None
     vocabulary: int
     tied: bool  # True if input and output embedding share one matrix
@@ -93,11 +93,11 @@ class ModelSizes:
     """The sizes of a model. `memories` is empty if only the file size is known."""
 
     parameters: int
-    memories: tuple[int, ...] = ()  # by layer
-    widest: int = 0  # memories of the largest group; experts run one after another
+    memories: tuple[int, ...] = ()  # number of memories by layer
+    widest: int = 0  # number of memories of the largest group, because experts run one after another
     width: int = 0
     gated: bool = False
-    unpacked: int = 0  # bytes of float32 weights held in addition while a .gguf file is read
+    unpacked: int = 0  # bytes of additional float32 weights in memory while a .gguf file is read
 
 
 def sizes_before_loading(model: str | os.PathLike[str]) -> ModelSizes | None:
@@ -105,7 +105,7 @@ def sizes_before_loading(model: str | os.PathLike[str]) -> ModelSizes | None:
     name = os.fspath(model)
     try:
         place = bundled_folder() if name == "bundled" else Path(name).expanduser()
-    except RuntimeError:  # "~name" of an unknown user; loading reports it
+    except RuntimeError:  # "~name" of an unknown user, which loading reports
         return None
     if (place / "model.pt").is_file():
         return ModelSizes((place / "model.pt").stat().st_size // 4)
@@ -131,7 +131,7 @@ def _from_configuration(place: str, **options: str) -> ModelSizes:
         check_text_config(place, config, place)
     network = network_without_weights(config, place)
     width = int(text_config(config).hidden_size)
-    text = network.get_decoder()  # a multimodal model may also contain larger networks for images or audio
+    text = network.get_decoder()  # without networks for images or audio, which may be larger
     lists = [module for module in (text or network).modules() if isinstance(module, nn.ModuleList)]
     blocks: Any = max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()), default=[])
     by_block = [[size for module in block.modules() for size in _memories_in(module, width)] for block in blocks]

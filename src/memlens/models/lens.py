@@ -25,7 +25,7 @@ class Norm:
 
     module: nn.Module
     kind: NormKind
-    stated_epsilon: float | None = None  # for modules that store none
+    stated_epsilon: float | None = None  # epsilon for modules that store none
 
     def __call__(self, states: Tensor) -> Tensor:
         output: Tensor = self.module(states)
@@ -141,7 +141,7 @@ class Lens:
 
     @property
     def logit_is(self) -> str:
-        """What a logit is for this model, as a phrase for reports."""
+        """The meaning of a logit of this model, as a phrase for reports."""
         return "the model's own logit" + ("" if self.soft_cap is None else " before it is soft-capped")
 
     def logit_rows(self, tokens: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ class Lens:
         return weight
 
     def folded(self, vectors: Tensor, layer: int, reading: str | None = None) -> Tensor:
-        """Return what `folded_scores` multiplies with E to read vectors [n, d] of a layer."""
+        """Return vectors [n, d] of a layer in the form that `folded_scores` multiplies by E."""
         reading = self.checked_reading(reading)
         vectors = at_least_float32(vectors)
         post_norm, scale = self._post_norms[layer], self._layer_scales[layer]
@@ -211,7 +211,7 @@ class Lens:
     def state_logits(self, states: Tensor, gradients: bool = False) -> Tensor:
         """Return the model's logits [..., vocabulary] for states [..., d], before soft-capping."""
         with torch.set_grad_enabled(gradients):
-            # the model's own dtype and norm module, so that the last state gives exactly the model's prediction
+            # use the model's own dtype and norm module, so that the last state gives exactly the model's prediction
             states = states.to(self._output_weight.dtype)
             normed = states if self.final_norm is None else self.final_norm(states)
             normed = normed if self._state_scale == 1 else normed * self._state_scale

@@ -2,7 +2,7 @@
 
 Weights come from safetensors, from a .gguf file (dequantized) or from a .bin file through torch's reader for plain
 tensors. No code of a checkpoint is run and no object is unpickled. Configuration and weights must match completely:
-nothing is left over, invented or rounded to integers, and a mismatch is detected before memory is allocated for it.
+no tensor is unused, missing or rounded to integers, and a mismatch is detected before memory is allocated.
 Every failure is a one-line error.
 """
 
@@ -47,7 +47,7 @@ DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential", "cpu")
 _BUNDLED = Path(__file__).parent.parent / "bundled" / "model"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "spiece.model", "vocab.txt")
 _READ = {".safetensors", ".bin", ".pt", ".gguf", ".json", ".txt", ".model"}
-# tables of masks and frequencies that older versions of transformers stored
+# masks and frequencies that older versions of transformers stored
 _OLD_TABLES = re.compile(r"(attn|attention)\.(masked_)?bias$|\.(rotary_emb|maybe_rotary)\.inv_freq$")
 
 
@@ -221,7 +221,7 @@ def _load_checkpoint(place: str, options: _Options, *, name: str, source: str) -
         network = _read_network(place, name, config, options.dtype).to(options.device)
     else:
         network = _read_network(place, name, config, options.dtype, device_map=_device_map(options.device_map))
-    if any(tensor.dtype == options.dtype for tensor in tensors.values()):  # others were copied when their dtype changed
+    if any(tensor.dtype == options.dtype for tensor in tensors.values()):  # conversion has copied weights of another dtype
         _copy_mapped_weights_(network)
     return as_memories(network, tokenizer or _read_tokenizer(place), name=name, source=source)
 
@@ -229,7 +229,7 @@ def _load_checkpoint(place: str, options: _Options, *, name: str, source: str) -
 def _load_gguf(path: Path, options: _Options) -> MemoryModel:
     """Load the model and the tokenizer of a .gguf file. Its metadata state whether texts start with BOS."""
     tokenizer = _tokenizer(options.tokenizer)
-    with needing("gguf", str(path), ModelError):  # transformers needs both to read .gguf files
+    with needing("gguf", str(path), ModelError):  # transformers needs gguf to read .gguf files
         import_module("gguf")
         import_module("accelerate")
     head = read_head(path)
@@ -243,7 +243,7 @@ def _load_gguf(path: Path, options: _Options) -> MemoryModel:
     # without this, weights may stay quantized on some devices
     gguf_config = getattr(import_module("transformers"), "GgufConfig", None)
     dequantized = {} if gguf_config is None else {"quantization_config": gguf_config(dequantize=True)}
-    with contextlib.redirect_stderr(io.StringIO()):  # hides a progress bar that transformers cannot switch off
+    with contextlib.redirect_stderr(io.StringIO()):  # hide a progress bar that transformers cannot switch off
         network = _read_network(folder, file, config, options.dtype, gguf_file=file, **dequantized)
     if tokenizer is None:
         tokenizer = _read_tokenizer(folder, head.adds_bos, gguf_file=file)
@@ -285,7 +285,7 @@ def _read_network(place: str, name: str, config: Config, dtype: torch.dtype, **o
     kind = network_class(config, name)
     is_mxfp4 = quantization(config) == "mxfp4"
     if is_mxfp4:
-        config.quantization_config["dequantize"] = True  # even if the device could run quantized weights
+        config.quantization_config["dequantize"] = True  # dequantize even if the device could run quantized weights
     try:
         with quiet_transformers():
             network, report = kind.from_pretrained(
@@ -300,7 +300,7 @@ def _read_network(place: str, name: str, config: Config, dtype: torch.dtype, **o
     except MemlensError:
         raise
     except Exception as error:  # the readers of damaged files raise almost anything
-        # transformers raises this for tensors that the network does not have
+        # raised by transformers for tensors that the network does not have
         if isinstance(error, NotImplementedError) and "gguf_file" in options:
             raise _unsupported_gguf(name, one_line(error)) from error
         if "ignore_mismatched_sizes" in str(error):  # transformers logs the details instead of adding them to the error
@@ -435,8 +435,8 @@ _REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _IMPLEMENTATIONS = (None, "eager", "sdpa", "batched_mm", "grouped_mm")  # parts of transformers itself
 _COUNTS_LAYERS = re.compile(r"(n|num)_(hidden_|decoder_)?layers?|attention_types")
 _MOST_LAYERS = 4096  # far more than any model has
-_CONFIG_LIMIT = 16 << 20  # bytes of a configuration or of the index of weight files
-_MOST_BUFFERS = 1 << 30  # bytes of masks and sinusoids, which are not stored in files
+_CONFIG_LIMIT = 16 << 20  # maximum bytes of a configuration or of the index of weight files
+_MOST_BUFFERS = 1 << 30  # maximum bytes of masks and sinusoids, which files do not contain
 
 
 def check_config_file(folder: Path) -> None:
@@ -455,7 +455,7 @@ def check_config_file(folder: Path) -> None:
 
 
 def _check_no_adapter(place: str, name: str) -> None:
-    """Raise UnsupportedModel for an adapter, which only changes another model."""
+    """Raise UnsupportedModel for an adapter, which only modifies another model."""
     if _file_of(place, "adapter_config.json"):
         raise UnsupportedModel(
             f"{name} is an adapter (it has an adapter_config.json), not a complete model; merge it into its base model "
@@ -474,7 +474,7 @@ def read_config(place: str, name: str, **options: Any) -> Config:
     except Exception as error:
         if "gguf_file" in options and not isinstance(
             error, (ImportError, OSError, MemoryError)
-        ):  # its head was already checked
+        ):  # the head of a .gguf file was already checked
             raise _unsupported_gguf(name, one_line(error)) from error
         if isinstance(error, ZeroDivisionError):
             content = _read_settings(place, name) or {}
@@ -514,7 +514,7 @@ def _read_settings(place: str, name: str) -> Any:
 def check_text_config(place: str, config: Config, name: str) -> None:
     """Raise ModelError if the configuration of a multimodal model does not describe its text model.
 
-    transformers would use default sizes, which are not those of this model.
+    In that case, transformers would use default sizes, which differ from those of this model.
     """
     settings, inner = _read_settings(place, name), text_config(config)
     if not isinstance(settings, dict) or inner is config:
@@ -530,7 +530,7 @@ def check_text_config(place: str, config: Config, name: str) -> None:
 
 
 def _check_layer_counts(settings: Any, name: str) -> None:
-    """Raise ModelError for absurd layer counts, because transformers creates lists of that length."""
+    """Raise ModelError for absurdly large layer counts, because transformers creates lists of that length."""
     entries = [("", settings)]
     while entries:
         key, value = entries.pop()
@@ -552,7 +552,7 @@ def _check_sizes(name: str, config: Config, stored: Mapping[str, torch.Tensor], 
         size: The size of the weight files in bytes.
     """
     if not stored:
-        return  # loading reports what is missing
+        return  # loading reports the missing file
     layers = getattr(text_config(config), "num_hidden_layers", 0)
     if layers > len(stored):
         raise ModelError(
@@ -561,14 +561,14 @@ def _check_sizes(name: str, config: Config, stored: Mapping[str, torch.Tensor], 
         )
     network = network_without_weights(config, name)
     required = sum(parameter.numel() for parameter in network.parameters())
-    if quantization(config) == "mxfp4":  # two numbers per byte
+    if quantization(config) == "mxfp4":  # two weights per byte
         available = min(
             sum(tensor.numel() * (1 + (tensor.dtype == torch.uint8)) for tensor in stored.values()), 2 * size
         )
     else:
         available = min(sum(tensor.numel() for tensor in stored.values()), size // 2)  # at least two bytes per number
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
-    if required > 2 * available or buffers > _MOST_BUFFERS + size:  # twice, because tied embeddings are stored once
+    if required > 2 * available or buffers > _MOST_BUFFERS + size:  # tied embeddings are stored once
         raise ModelError(
             f"the weights of {name} contain {available:,} numbers, but its config.json describes a network of "
             f"{required:,} and {buffers:,} bytes of tables; use the configuration that belongs to them"
@@ -657,7 +657,7 @@ def network_without_weights(config: Config, name: str) -> Any:
         settings, defaults = text_config(config).to_dict(), type(text_config(config))().to_dict()
         zeros = [key for key, value in settings.items() if type(value) is int and value == 0 and defaults.get(key)]
         raise ModelError(f"config.json of {name} does not describe a network: {_list_first(zeros)} is 0") from error
-    except Exception as error:  # contradictory settings fail anywhere
+    except Exception as error:  # contradictory settings can fail anywhere
         raise ModelError(f"config.json of {name} does not describe a network ({one_line(error)})") from error
 
 

@@ -21,7 +21,7 @@ from memlens.models.lens import Norm, NormKind, to_float64
 
 NEAR = 2e-2  # largest deviation of a proposal; the proof is much stricter and reports the exact deviation
 _EXACT = 1e-5
-_COLUMNS = 64  # units compared first
+_COLUMNS = 64  # number of units to compare first
 _COMMON = ("silu", "gelu", "gelu_pytorch_tanh", "relu")  # preferred names among equal functions
 _EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8)
 
@@ -128,7 +128,7 @@ def match_keys(down: ModuleCall, calls: Sequence[ModuleCall], names: Sequence[st
 
 @dataclass(frozen=True, eq=False)
 class _NormedProduct:
-    """norm(f(g) * u)"""
+    """The function norm(f(g) * u)"""
 
     activate: Callable[[Tensor], Tensor]
     norm: Norm
@@ -207,7 +207,7 @@ def _distance(candidate: _KeyCandidate, activate: Callable[[Tensor], Tensor], m:
     for columns in (slice(0, _COLUMNS), slice(None)):
         product = activate(gate[:, columns])
         off = deviation(product if up is None else product * up[:, columns], m[:, columns])
-        if not off < 10 * NEAR:  # generous, because 64 units may exclude the largest number of a position
+        if not off < 10 * NEAR:  # a generous limit, because 64 units may exclude the largest number of a position
             return float("inf")
     return off
 
@@ -276,12 +276,12 @@ def ratio(actual: Tensor, source: Tensor) -> float | None:
     factor = float((to_float64(actual) * wide).sum() / wide.square().sum().clamp_min(1e-30))
     if not deviation(source * factor, actual) < NEAR:
         return None
-    rounded = float(f"{factor:.5g}")  # a setting has few digits; a fit has float32 noise
+    rounded = float(f"{factor:.5g}")  # remove float32 noise of the fit, because settings have few digits
     return rounded if abs(rounded - factor) < 2e-6 * abs(factor) else factor
 
 
 def carried(stream: Tensor, read: Tensor, tolerance: float = NEAR) -> Tensor | None:
-    """Return `read` [n, d] mapped onto `stream`, or None if they are different streams.
+    """Return `read` [n, d], mapped onto `stream`, or None if the two are different streams.
 
     The two may be equal, or differ by a scale and a shift of each coordinate. Doge and Zaya scale their stream between
     the point where the block reads it and the point where y is added.

@@ -75,7 +75,7 @@ class _StopPassError(Exception):
 class MemoryModel(ABC):
     """A causal language model with its tokenizer, its layers of memories and a lens onto its vocabulary."""
 
-    _latest_probe: Probe | None = None  # the pass of discovery, which the proof reuses
+    _latest_probe: Probe | None = None  # probe of the discovery, which the proof reuses
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class MemoryModel(ABC):
         context: int | None,
     ) -> None:
         self.name = name  # a Hub id, or the name of a folder or file
-        self.source = source  # the argument of load() that loads this model again; "" for a loaded object
+        self.source = source  # argument of load() that loads this model again; "" for a loaded object
         self.family = family
         self.network = network
         self.layers = layers

@@ -57,7 +57,7 @@ from memlens.models.memory_model import MemoryModel
 
 _CHECKS = ("coefficients", "output", "addition", "stream", "norms", "causality", "prediction")
 _TOLERANCE, _FLOAT64_TOLERANCE = 3e-5, 1e-6
-_SECOND = 10  # factor on the tolerance in step 8, whose numbers are large on purpose
+_SECOND = 10  # factor on the tolerance in step 8, which uses large numbers on purpose
 # A tensor subclass can change what a product computes, in the formula as well as in the network. Inside this context,
 # formulas use the plain numbers of a tensor.
 _plain_numbers = torch._C.DisableTorchFunctionSubclass
@@ -70,9 +70,9 @@ class Proof:
     coefficients: float  # m against f(x K^T + b) (times the up projection if gated)
     output: float  # the sum over groups of m V + b against the output of the feed-forward part
     addition: float  # o - y against o with all coefficients at zero
-    stream: float  # what the block reads against o - y
+    stream: float  # the block's input against o - y
     norms: float  # each norm module against its formula
-    causality: float  # states against the same states with other tokens after them
+    causality: float  # states against the states after a change of later tokens
     prediction: float  # the lens on the last state against the model's own logits
     tolerance: float
     positions: int
@@ -82,7 +82,7 @@ def prove(model: MemoryModel) -> Proof:
     """Compare network and formulas on a probe input.
 
     Raises:
-        UnsupportedModel: They differ by more than the tolerance.
+        UnsupportedModel: The results differ by more than the tolerance.
     """
     check_finite_weights(model.network, model.name)
     tolerance = _FLOAT64_TOLERANCE if model.dtype == torch.float64 else _TOLERANCE
@@ -113,7 +113,7 @@ def prove(model: MemoryModel) -> Proof:
 def check_finite_weights(network: nn.Module, name: str) -> None:
     """Raise ModelError if a parameter holds a NaN or an infinity."""
     for parameter_name, parameter in network.named_parameters():
-        # a finite sum means finite numbers; an infinite sum may be an overflow, so check each number then
+        # a finite sum means finite numbers; after an infinite sum, check each number, because the sum may overflow
         if torch.isfinite(parameter.detach().sum(dtype=torch.float32)) or torch.isfinite(parameter.detach()).all():
             continue
         raise ModelError(f"{name}: {parameter_name} contains NaN or infinity; download the checkpoint again")
@@ -133,7 +133,7 @@ class _Worst:
         if not actual.numel():
             return
         deviation = self.deviation(actual, expected, scale)
-        if not deviation <= self.tolerance:  # written so that NaN is rejected
+        if not deviation <= self.tolerance:  # `not` also rejects NaN
             self.reject(
                 f"{where}, check of {check}: the deviation is {deviation:.2g}, the tolerance {self.tolerance:g}"
             )
@@ -192,7 +192,7 @@ class _LayerProof:
             self.worst.compare("addition", self.where, silent, expected, scale[early])
             self.worst.compare("causality", self.where, silent, expected, scale[early])
             return
-        output = rows_of(self.call.run(states))[early]  # determines which of the two checks failed
+        output = rows_of(self.call.run(states))[early]  # shows which of the two checks failed
         self.worst.compare("causality", self.where, output, o[early], scale[early])
         self.worst.compare("addition", self.where, silent, expected, scale[early])
 
@@ -214,7 +214,7 @@ class _LayerProof:
         return forwards
 
     def _watch(self) -> None:
-        """Collect the coefficients of all groups. Those of experts need another run, because no module returns them."""
+        """Collect the coefficients of all groups. Experts need another run, because no module returns theirs."""
         if self.layer.is_mixture:
             with hooks.watch_coefficients(self.layer, self.blocks.append):
                 self.call.run()
@@ -284,7 +284,7 @@ def _repeat(output: Tensor, *_arguments: Any, **_keywords: Any) -> Tensor:
 
 
 def _prove_prediction(model: MemoryModel, probe: Probe, worst: _Worst) -> None:
-    """Step 9: compare the lens with what the network does after its blocks, on the last layer's probe states."""
+    """Step 9: compare the lens with the part of the network after the blocks, on the last layer's probe states."""
     lens, last = model.lens, probe.calls[-1].states
     if lens.final_norm is not None:
         with _plain_numbers():
@@ -378,7 +378,7 @@ class _PinnedBlock:
         self.shape = block.shape
 
     def classify(self) -> tuple[list[Product], list[Product]]:
-        """Return the products whose input depends on other products at the same position only, and those that mix."""
+        """Return products whose input depends only on products at the same position, and products that mix positions."""
         _, inputs = self._run(self.products)
         outputs = [rows_of(product.output) for product in self.products]
         alone, mixing = [], []
@@ -396,7 +396,7 @@ class _PinnedBlock:
         """Return the products whose output reaches the stream through no other product."""
         if not products or torch.equal(
             rows_of(self._run(products)[0]), o
-        ):  # usually there are none, which one run shows
+        ):  # usually there are no writers, which one run shows
             return []
         return [product for product in products if not torch.equal(rows_of(self._run([product])[0]), o)]
 
@@ -556,7 +556,7 @@ def as_recorded(layer: MemoryLayer, call: BlockCall) -> MemoryLayer:
 
     def recorded(group: MemoryGroup) -> MemoryGroup:
         parts = projections(group)
-        # a subclass may use other weights, and a token scale changes how values are weighed
+        # a subclass may use other weights, and a token scale changes the weights of values
         if type(group) is not LinearGroup or group.token_scale is not None:
             return group
         if not all(is_plain(part) and part in calls for part in parts):
@@ -597,7 +597,7 @@ def projections(group: MemoryGroup) -> list[nn.Module]:
 def is_plain(module: nn.Module) -> bool:
     """Return True for an unmodified linear map of torch or transformers with more than one output."""
     kind, hooked = type(module), module._forward_hooks or module._forward_pre_hooks
-    everywhere = torch.nn.modules.module  # holds hooks registered for all modules
+    everywhere = torch.nn.modules.module  # module with the hooks that are registered for all modules
     if hooked or everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks or "forward" in vars(module):
         return False
     is_linear_class = kind is nn.Linear or (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")

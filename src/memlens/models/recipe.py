@@ -85,7 +85,7 @@ class ModelLoader:
 
     device: str
     threads: int
-    source: str = ""  # what load() takes; "" if there is a copy
+    source: str = ""  # argument of load(); "" if there is a copy
     dtype: str = "float32"
     tokenizer: Any = None  # None if the model's files contain it
     device_map: Any = None
@@ -123,7 +123,7 @@ def _pickle_model(model: MemoryModel) -> bytes:
         return pickle.dumps(model)
     except MemlensError:
         raise
-    except Exception as error:  # the parts of an object may raise anything
+    except Exception as error:  # pickling may raise any exception
         raise ModelError(
             f"{model.name} is a loaded model that cannot be copied to other processes ({type(error).__name__}); "
             "save it and pass its folder, or use --workers 1"

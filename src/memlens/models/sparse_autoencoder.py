@@ -33,7 +33,7 @@ class SaeMetadata:
     """The position in the model, which sae-lens stores separately from the sizes."""
 
     model_name: str
-    hook_name: str  # sae-lens' name of x if it has one, else module_in
+    hook_name: str  # name of x in sae-lens if it has one, otherwise module_in
     hook_name_out: str
     hook_layer: int
     hook_head_index: int | None = None
@@ -75,7 +75,7 @@ class SaeConfig:
 class LayerAsSae(nn.Module):
     """The memories of one dense layer. Weights are copies, so changing them does not change the model."""
 
-    # required by sae-lens: there is no error term and no further hook point
+    # required by sae-lens; there is no error term and no further hook point
     use_error_term = False
     hook_dict: Mapping[str, nn.Module] = MappingProxyType({})
 

@@ -19,10 +19,10 @@ from memlens.errors import CorpusError, ModelError, UnknownName
 from memlens.memory import EncodedText
 
 _PROBE = "The river"
-_MOST_GROWTH = 64  # of a text by the replacements of a normalizer
-_PATIENCE = 60.0  # seconds for a text, and one more for every _SLOWEST characters
-_GRACE = 5.0  # seconds after a signal: Rust should not return to a Python that is ending
-_SLOWEST = 10_000  # characters per second; usual tokenizers read more than 100,000
+_MOST_GROWTH = 64  # maximum growth of a text by the replacements of a normalizer
+_PATIENCE = 60.0  # seconds per text, plus one for every _SLOWEST characters
+_GRACE = 5.0  # seconds to wait after a signal, because Rust should not return to an interpreter that is ending
+_SLOWEST = 10_000  # characters per second; most tokenizers read more than 100,000
 _LONE_BYTES = re.compile("[\udc80-\udcff]+")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")  # a single byte in sentencepiece
 _SPACE_MARK = "\u2581"  # a space in sentencepiece
@@ -115,10 +115,10 @@ class Tokenizer:
                     f"a text is not valid Unicode and cannot be tokenized ({_first_line(error)})"
                 ) from error
             except BaseException as error:
-                if type(error).__name__ != "PanicException":  # of Rust, for example if a regex backtracks too often
+                if type(error).__name__ != "PanicException":  # a Rust panic, as when a regex backtracks too often
                     thread.join(_GRACE)
                     raise
-                with suppress(OSError):  # the null device is empty
+                with suppress(OSError):  # truncating the null device fails
                     os.truncate(held, 0)
                 raise CorpusError(
                     f"the tokenizer failed on a text ({_first_line(error)}); check its tokenizer.json"
@@ -206,7 +206,7 @@ class Tokenizer:
 
     @cached_property
     def _token_reading(self) -> dict[str, int]:
-        """Return tokens by their text: the lowest of equal ones, without tokens that are incomplete characters."""
+        """Return tokens by their text, without incomplete characters. Of tokens with equal text, the lowest is used."""
         readings: dict[str, int] = {}
         for token in range(self.size):
             text = self.token_text(token)
@@ -233,7 +233,7 @@ def _holding_stderr() -> Iterator[int]:
     with _stderr:
         try:
             before = os.dup(2)
-        except OSError:  # it is closed
+        except OSError:  # stderr is closed
             before = os.open(os.devnull, os.O_WRONLY)
         held = os.memfd_create("stderr") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR)
         try:
@@ -255,13 +255,13 @@ def _check_normalizer(normalizer: Any) -> None:
     """
     from tokenizers import Regex, normalizers
 
-    later: list[tuple[str, float]] = []  # replacements that follow: a string that they need, and their growth
+    later: list[tuple[str, float]] = []  # later replacements: a string that they require, and their growth
     for step in reversed([] if normalizer is None else _steps(json.loads(normalizer.__getstate__()))):
         if step.get("type") != "Replace":
             continue
         content, literal = step["content"], step["pattern"].get("String", "")
         growth = len(content) / max(len(literal), 1)
-        if not literal:  # a regular expression that matches nothing at all inserts at every character
+        if not literal:  # a regular expression that matches the empty string inserts at every character
             replaced = normalizers.Replace(Regex(step["pattern"].get("Regex", "")), content).normalize_str("\0\0")
             growth = max(growth, len(replaced) / 2)
         followers = [factor for needed, factor in later if not needed or set(needed) & set(content)]
@@ -276,7 +276,7 @@ def _check_normalizer(normalizer: Any) -> None:
 
 
 def _steps(normalizer: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the steps of a normalizer in order, with nested sequences laid out."""
+    """Return the steps of a normalizer in order, with nested sequences flattened."""
     if "normalizers" not in normalizer:
         return [normalizer]
     return [step for part in normalizer["normalizers"] for step in _steps(part)]
