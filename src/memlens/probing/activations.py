@@ -18,8 +18,8 @@ from memlens.models.memory_model import MemoryModel
 from memlens.progress import Progress, no_progress
 
 _BATCH_TOKENS = 4096
-_BYTES_AT_ONCE = 1 << 30  # activations of all texts that one pass stores
-Layer = tuple[int, NDArray[np.float32], NDArray[np.float32]]  # number, [texts, memories], [texts, d]
+_BYTES_AT_ONCE = 1 << 30  # limit for the activations that one pass stores
+Layer = tuple[int, NDArray[np.float32], NDArray[np.float32]]  # layer, m [texts, memories], states [texts, d]
 
 
 def encode_texts(
@@ -27,7 +27,7 @@ def encode_texts(
 ) -> tuple[list[list[int]], int]:
     """Return the tokens of each text without BOS, and the number of truncated texts.
 
-    A text longer than the context of the model (or `max_length`) keeps its end, because a probe reads the last token.
+    A text longer than the context of the model (or `max_length`) loses its start, because a probe reads the last token.
     """
     before = int(model.tokenizer.adds_bos)
     limits = [limit for limit in (model.context and model.context - before, max_length) if limit is not None]
@@ -47,9 +47,10 @@ def read_activations(
     layers: Sequence[int],
     progress: Progress = no_progress,
 ) -> Iterator[Layer]:
-    """Yield for each layer the coefficients m of all texts: at the last token, or their mean or maximum over tokens.
+    """Yield the coefficients and residual states of all texts, layer by layer.
 
-    The residual stream after the block is read in the same way. One pass reads as many layers as fit in memory.
+    Both are taken at the last token, or as the mean or maximum over tokens. States are those after the block. One pass
+    reads as many layers as fit in memory.
     """
     selected = [layer for layer in layers if model.layers[layer].groups]
     row = 4 * max(model.layers[layer].memories + model.width for layer in selected)
@@ -106,14 +107,14 @@ def _run(
 
 
 class TokenPool:
-    """Reduces rows of all tokens of a batch to one row for each text."""
+    """Reduces the rows of all tokens in a batch to one row per text."""
 
     def __init__(self, at: str, lengths: Sequence[int], shift: int, device: torch.device) -> None:
         self.at = at
         ends = torch.tensor(lengths, device=device) + shift
         places = torch.arange(max(lengths) + shift, device=device)
         self.last = ends - 1
-        self.own = (places >= shift) & (places < ends[:, None])  # [batch, pos]: not BOS, not padding
+        self.own = (places >= shift) & (places < ends[:, None])  # [batch, pos]: neither BOS nor padding
 
     def rows(self, block: CoefficientBlock) -> NDArray[Any]:
         """Return the rows of the last tokens without copying the others."""

@@ -2,15 +2,15 @@
 
 1. Standardize each column on the training part.
 2. Rank columns by the difference between the mean of a class and the mean of all others, in standard deviations. With
-   several classes, a column counts with its largest difference; for numeric labels, with its correlation.
+   several classes, a column is ranked by its largest difference. With numeric labels, it is ranked by its correlation.
 3. Choose the strength of regularization on a held-out fifth of the training part: standardize, rank and fit on the
    other four fifths, and take the strength that gives the held-out labels the highest likelihood.
 4. Fit a logistic regression (ridge regression for numeric labels) on the first k columns of the whole training part.
 5. Score it on the test part: the area under the ROC curve for two classes, accuracy for several, Pearson's correlation
    for numbers.
 
-The best fit is the one with the fewest columns within one standard error of the highest held-out likelihood. Chance
-repeats the best fit with all labels permuted, in the training part and in the test part.
+The best fit is the one with the fewest columns within one standard error of the highest held-out likelihood. The chance
+level is the score of the best fit repeated with labels permuted within the training part and within the test part.
 
 Ranking by mean difference, and k = 1, 2, 4 ... 512, follow Gurnee et al. 2023 (https://arxiv.org/abs/2305.01610) and
 Kantamneni et al. 2025 (https://arxiv.org/abs/2502.16681).
@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from memlens.probing.labels import LabeledTexts
 from memlens.stats import Estimate, correlation_estimate, generator, roc_estimate, wilson
 
-STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # C of scikit-learn, for columns of variance 1
-WORD_STRENGTHS = (1e-1, 1.0, 1e1, 1e2, 1e3)  # for rows of length 1
+STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # values of C in scikit-learn for columns of variance 1
+WORD_STRENGTHS = (1e-1, 1.0, 1e1, 1e2, 1e3)  # values of C for rows of length 1
 HELD = 0.2  # share of the training part that is held out
-_NUMBERS_AT_ONCE = 1 << 24  # float64 activations in memory
+_NUMBERS_AT_ONCE = 1 << 24  # limit for float64 activations in memory
 MEASURES = {"binary": "AUC", "classes": "accuracy", "number": "correlation"}
 
 
@@ -49,15 +49,15 @@ class Split:
 
     @property
     def y(self) -> NDArray[Any]:
-        """Labels of the training part."""
+        """The labels of the training part."""
         return self.labels.y[self.train]
 
     def permuted(self, part: int = 0) -> "Split":
         """Return the same split with permuted labels.
 
         Labels are permuted within each part, so a part keeps its number of texts of each class. Test labels must be
-        permuted too: with the true ones, a probe of a model whose largest direction separates the classes scores close
-        to 0 or to 1, depending on the sign that the permuted training labels happen to give it.
+        permuted too: with the true labels, a probe would score close to 0 or 1 if the largest direction of the model
+        separates the classes. Which of the two depends on the permuted training labels.
         """
         random, y = generator(self.seed, "probe chance", part), self.labels.y.copy()
         for rows in (self.train, self.test):
@@ -65,7 +65,7 @@ class Split:
         return replace(self, labels=replace(self.labels, y=y))
 
     def held_out(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return places in the training part: those to fit on, and those held out to choose the strength."""
+        """Return the rows of the training part to fit on, and the rows held out to choose the strength."""
         from sklearn.model_selection import train_test_split
 
         stratify = None if self.kind == "number" else self.y
@@ -79,22 +79,22 @@ class Split:
 class Fit:
     """A fitted probe on selected columns."""
 
-    columns: NDArray[np.int64]  # [k], best ranked first
-    weights: NDArray[np.float64]  # [1 or classes, k], for standardized columns
+    columns: NDArray[np.int64]  # [k]: column numbers, best first
+    weights: NDArray[np.float64]  # [1 or classes, k]: weights of standardized columns
     intercepts: NDArray[np.float64]  # [1 or classes]
     strength: float
-    held: float  # mean log likelihood of the held-out labels; for numbers, minus the mean squared error
-    held_error: float  # standard error of this mean
-    score: Estimate  # on the test part
+    held: float  # mean log likelihood of held-out labels; for numbers, the negative mean squared error
+    held_error: float  # standard error of `held`
+    score: Estimate  # score on the test part
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Activations of all texts as standardized columns. They are converted to float64 only to be fitted."""
+    """Activations of all texts as standardized columns. They are converted to float64 only for fitting."""
 
     x: NDArray[np.float32]  # [texts, columns]
     mean: NDArray[np.float64]
-    scale: NDArray[np.float64]  # 1 for a constant column
+    scale: NDArray[np.float64]  # standard deviations; 1 for a constant column
 
     @classmethod
     def of(cls, x: NDArray[np.float32], rows: NDArray[np.int64]) -> "Columns":
@@ -112,7 +112,7 @@ class Columns:
         return z
 
     def order(self, rows: NDArray[np.int64], y: NDArray[Any], classes: int) -> NDArray[np.int64]:
-        """Return columns by |difference| in these rows, largest first, ties by number."""
+        """Return the columns sorted by |difference| in these rows, largest first, then by number."""
         blocks = _blocks(len(rows), self.x.shape[1])
         gaps = np.concatenate([differences(self.standardized(rows, block), y, classes) for block in blocks])
         return np.argsort(-np.abs(gaps), kind="stable")
@@ -126,8 +126,8 @@ def _blocks(rows: int, columns: int) -> list[slice]:
 def differences(z: NDArray[np.float64], y: NDArray[Any], classes: int) -> NDArray[np.float64]:
     """Return the mean difference [columns] of standardized columns z [rows, columns].
 
-    For two classes it is the mean of the second minus that of the first. For several classes it is the difference, of
-    largest size, between a class and all others. For numbers (0 classes) it is the correlation.
+    For two classes, it is the mean of the second minus that of the first. For several classes, it is the largest
+    absolute difference between a class and all others, with its sign. For numbers (0 classes), it is the correlation.
     """
     if not classes:
         spread = y.std()
@@ -189,8 +189,8 @@ def fit_words(split: Split) -> Fit:
 
 
 def _fit(
-    inner: tuple[Any, Any],  # to choose the strength: rows to fit on, held-out rows
-    outer: tuple[Any, Any],  # training rows, test rows
+    inner: tuple[Any, Any],  # rows to fit on and held-out rows, to choose the strength
+    outer: tuple[Any, Any],  # training rows and test rows
     columns: NDArray[np.int64],
     split: Split,
     strengths: Sequence[float],
@@ -215,9 +215,9 @@ def _model(kind: str, strength: float) -> Any:
 
 
 def _likelihoods(model: Any, x: Any, y: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the log likelihood of each label under a fitted model; for numbers, minus the squared error.
+    """Return the log likelihood of each label under a fitted model; for numbers, the negative squared error.
 
-    Fits are compared by it because many fits get all of the few held-out texts right and would have the same score.
+    Fits are compared by likelihood, because many of them classify all of the few held-out texts correctly.
     """
     if not hasattr(model, "predict_proba"):
         return np.asarray(-((model.predict(x) - y) ** 2))

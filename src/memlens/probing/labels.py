@@ -16,11 +16,11 @@ from memlens.corpus.readers import COMPRESSIONS, LINE_LIMIT, SourceFile, check_t
 from memlens.errors import CorpusError, SettingError, UnknownName
 from memlens.stats import generator
 
-FEWEST = 20  # texts
+FEWEST = 20  # minimum number of texts
 FEWEST_OF_CLASS = 5
 FEWEST_TRAINED, FEWEST_TESTED = 10, 5
 MOST_CLASSES = 100
-_FEW_VALUES = 10  # up to this many different numbers are read as classes
+_FEW_VALUES = 10  # labels with at most this many distinct numbers are treated as classes
 _LARGEST = 1e100
 _LEAST_APART = 1e-100
 
@@ -32,16 +32,16 @@ class LabeledTexts:
     """Texts with their labels: class numbers, or numeric values."""
 
     texts: tuple[str, ...]
-    y: NDArray[Any]  # [n] int64 of classes, float64 of numbers
+    y: NDArray[Any]  # [n]: int64 for classes, float64 for numbers
     classes: tuple[str, ...]  # empty if labels are numbers
-    repeats: int = 0  # rows that were left out because their text occurred before
+    repeats: int = 0  # rows left out because of a repeated text
 
     @property
     def is_binary(self) -> bool:
         return len(self.classes) == 2
 
     def split(self, test: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return training rows and test rows, drawn class by class."""
+        """Return the training rows and the test rows, drawn from each class separately."""
         random = generator(seed, "probe")
         groups = [np.flatnonzero(self.y == place) for place in range(len(self.classes))] or [np.arange(len(self.y))]
         drawn = [random.permutation(rows) for rows in groups]

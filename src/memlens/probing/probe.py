@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from memlens.memory import Trigger
     from memlens.models.memory_model import MemoryModel
 
-_PROMOTED = 5  # tokens listed with a memory
+_PROMOTED = 5  # number of promoted tokens to list with a memory
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class ProbeScore:
     """The input and the test score of one probe."""
 
     input: str  # "memories", "residual" (the stream after the layer) or "words"
-    layer: int | None  # None for words
-    k: int | None  # number of memories; None for all inputs
+    layer: int | None  # None for "words"
+    k: int | None  # number of columns; None for all columns
     score: float
     low: float
     high: float
-    held: float  # mean log likelihood of the held-out fifth; for numbers, minus the mean squared error
+    held: float  # mean log likelihood of the held-out fifth; for numbers, the negative mean squared error
     held_error: float  # standard error of `held`
-    strength: float  # C of scikit-learn
+    strength: float  # regularization strength, C in scikit-learn
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class ProbedMemory:
     """A memory of the best probe, with its trigger and pattern."""
 
     memory: MemoryId
-    difference: float  # of class means, in standard deviations of the training part; for numbers, the correlation
+    difference: float  # difference of class means in standard deviations; for numbers, the correlation
     typical: float  # mean coefficient for texts of the last class; for numbers, the change per unit
-    alone: float  # score of its coefficient alone on the test part, as AUC or correlation
+    alone: float  # test score of this coefficient alone, as AUC or correlation
     promotes: tuple[str, ...]
-    summary: str | None  # one line, if an index was given
-    trigger: Trigger | None  # the first one, if an index was given
+    summary: str | None  # summary in one line, if an index was given
+    trigger: Trigger | None  # first trigger, if an index was given
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ class ProbeResult:
     measure: str  # AUC, accuracy or correlation
     train: int
     test: int
-    cut: int  # texts of which only the end was read
-    repeats: int  # rows that were left out because their text occurred before
+    cut: int  # number of texts that were cut at their start
+    repeats: int  # number of rows left out because of a repeated text
     scores: tuple[ProbeScore, ...]
-    best: SparseProbe  # fewest memories within one standard error of the highest `held`
-    chance: Estimate | None  # score of this probe with permuted labels: the mean and the range that contains 95%
+    best: SparseProbe  # the fit with the fewest memories within one standard error of the highest `held`
+    chance: Estimate | None  # mean score of the best probe with permuted labels, and the range of 95% of the scores
     memories: tuple[ProbedMemory, ...]
-    verdict: str  # one sentence
+    verdict: str  # the result in one sentence
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for json.dumps."""
@@ -129,7 +129,7 @@ class _Run:
     def __init__(self, model: MemoryModel, split: Split, settings: ProbeSettings, progress: Progress) -> None:
         self.model, self.split, self.settings, self.progress = model, split, settings, progress
         self.scores: list[ProbeScore] = []
-        self.fits: list[tuple[int, Fit]] = []  # layer and fit of every probe of memories
+        self.fits: list[tuple[int, Fit]] = []  # layer and fit of each probe of memories
 
     def result(self, index: Index | None) -> ProbeResult:
         split, settings = self.split, self.settings
@@ -221,8 +221,8 @@ class _Run:
 def select_best(fits: Sequence[tuple[int, Fit]]) -> tuple[int, Fit]:
     """Return the fit with the fewest columns within one standard error of the highest held-out likelihood.
 
-    Of several fits with this number of columns, it is the one with the highest likelihood. `fits` are pairs (layer,
-    fit); the pair is returned.
+    Ties in the number of columns go to the highest likelihood. `fits` are pairs (layer, fit), and one of them is
+    returned.
     """
     _, highest = max(fits, key=lambda pair: pair[1].held)
     close = [pair for pair in fits if pair[1].held >= highest.held - highest.held_error]
@@ -232,9 +232,9 @@ def select_best(fits: Sequence[tuple[int, Fit]]) -> tuple[int, Fit]:
 def write_verdict(best: SparseProbe, scores: Sequence[ProbeScore], chance: Estimate | None) -> str:
     """Return one sentence that compares the best probe with chance and with a bag of words.
 
-    It is above chance if its score is above the range of permuted labels; without permutations, if the lower end of its
-    interval is above 0 (correlation) or 0.5 (AUC). Its score differs from that of the words if the words' score is
-    outside its interval.
+    The probe is above chance if its score exceeds the range with permuted labels. Without permutations, the lower end
+    of its interval must exceed 0 (correlation) or 0.5 (AUC). It differs from the bag of words if the score of the words
+    is outside its interval.
     """
     count = len(best.memories)
     memories = f"{count} {'memory' if count == 1 else 'memories'} of layer {best.layer}"
@@ -267,7 +267,7 @@ def _floats(numbers: Any) -> tuple[float, ...]:
 
 @contextmanager
 def fitting() -> Iterator[None]:
-    """Run many small fits on one thread, which is 20 times faster, and without convergence warnings."""
+    """Use one thread, which makes small fits 20 times faster, and turn off convergence warnings."""
     from threadpoolctl import threadpool_limits
 
     with warnings.catch_warnings(), threadpool_limits(1):

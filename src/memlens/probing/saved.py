@@ -1,4 +1,4 @@
-"""SparseProbe: a fitted probe of one layer's memories, to save, apply to texts or turn into an intervention."""
+"""SparseProbe: a fitted probe of one layer that can be saved, applied to texts, or turned into an intervention."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Prediction:
     """A probe's prediction for one text."""
 
     text: str
-    label: str | float  # the most likely class, or the number
-    p: dict[str, float] | None  # of every class; None for numbers
+    label: str | float  # most likely class, or predicted number
+    p: dict[str, float] | None  # probability of each class; None for numbers
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,15 @@ class SparseProbe:
     max_length: Annotated[int, msgspec.Meta(gt=0)] | None
     layer: int
     memories: tuple[str, ...]
-    classes: tuple[str, ...]  # empty for numbers
+    classes: tuple[str, ...]  # class names; empty for numbers
     mean: tuple[float, ...]  # mean coefficients over the training texts
     scale: tuple[float, ...]
     weights: tuple[tuple[float, ...], ...]  # [1 or classes][memories]
     intercepts: tuple[float, ...]
-    typical: tuple[tuple[float, ...], ...]  # [classes or 1][memories]: means; for numbers, change per unit
+    typical: tuple[tuple[float, ...], ...]  # [classes or 1][memories]: mean coefficients; for numbers, change per unit
     centre: float  # mean of numeric labels; 0 for classes
     measure: str
-    score: Estimate  # on the test part, with its interval
+    score: Estimate  # score on the test part with its interval
 
     def __post_init__(self) -> None:
         memories, classes = len(self.memories), len(self.classes)
@@ -105,8 +105,8 @@ class SparseProbe:
     def steer(self, towards: str | float, strength: float = 1.0) -> Intervention:
         """Return an intervention that sets the probe's memories to their mean among texts with a label.
 
-        A `strength` of 2 goes twice as far. For numbers, the coefficient is the one that a linear fit gives for this
-        label.
+        A `strength` of 2 goes twice as far. For numbers, each coefficient is set to the value that a linear fit
+        predicts for this label.
         """
         if not math.isfinite(strength):
             raise SettingError(f"the strength is {strength}; it must be a finite number")
@@ -124,13 +124,13 @@ class SparseProbe:
         return Intervention(edits, self.model, self.fingerprint, self.dtype)
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Write the probe as a document. `force` also overwrites a file that memlens did not write."""
+        """Write the probe to a file. With `force`, also overwrite a file that memlens did not write."""
         refuse_output(Path(path), is_probe, force=force)
         write_sealed(Path(path), {"kind": KIND, "schema": SCHEMA, **asdict(self)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SparseProbe:
-        """Read a document that `save` wrote.
+        """Read a probe that `save` wrote.
 
         Raises:
             SettingError: The file is not a probe, or was changed after it was written.
@@ -151,5 +151,5 @@ class SparseProbe:
 
 
 def is_probe(head: bytes) -> bool:
-    """Return True if a file begins as `save` writes it, with sorted keys."""
+    """Return True if a file starts like a saved probe, with sorted keys."""
     return _BEGINNING.match(head) is not None

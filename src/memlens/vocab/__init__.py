@@ -1,7 +1,7 @@
 """Tables of the tokens that values promote and that keys match.
 
     table      compute_values(index) writes values.parquet, keys.parquet, tokens.parquet and routers.parquet
-    kernels    compiled loops over vocabulary scores: both ends, softmax, entropy, ranks
+    kernels    compiled loops over vocabulary scores: highest and lowest tokens, softmax, entropy, ranks
     tokens     counts, training state and classes of tokens
     nearest    memories with similar keys or values
 

@@ -4,7 +4,7 @@ A list of promoted tokens looks meaningful even if the value is random, because 
 
 1. The similarity of a list is the mean cosine of all pairs of its first ten tokens, in the model's output embedding.
 2. The null distribution is the similarity for 1,000 random directions of the same length as an average value. They are
-   seeded, read like the values of the layer, and listed over the same tokens.
+   seeded, read like the values of the layer, and limited to the same tokens.
 3. The coherence of a value is the share of random directions that are less similar. A list is clear if its coherence is
    at least 0.99, so 1% of random directions are clear.
 """
@@ -20,10 +20,10 @@ from memlens.models.memory_model import MemoryModel
 from memlens.stats import generator
 from memlens.vocab.kernels import find_ends, score_blocks, thread_pool
 
-LISTED = 10  # tokens of a list that are compared
+LISTED = 10  # number of tokens in a list to compare
 DIRECTIONS = 1000
 _ROWS_AT_ONCE = 256
-_COMPARED = 8  # directions by which layers with the same reading are recognized
+_COMPARED = 8  # number of directions used to recognize layers with the same reading
 
 
 def list_similarities(embedding: NDArray[np.float32], tokens: NDArray[np.integer]) -> NDArray[np.float64]:
@@ -38,7 +38,7 @@ def list_similarities(embedding: NDArray[np.float32], tokens: NDArray[np.integer
         unit = embedding[tokens[rows]].astype(np.float64)  # [rows, count, d]
         squares = (unit**2).sum(-1, keepdims=True)
         unit /= np.sqrt(np.maximum(squares, 1e-30))
-        alone = (unit**2).sum((1, 2))  # the count, without tokens whose embedding is 0
+        alone = (unit**2).sum((1, 2))  # number of tokens whose embedding is not 0
         similarities[rows] = ((unit.sum(1) ** 2).sum(-1) - alone) / (count * (count - 1))
     return similarities
 
@@ -46,9 +46,9 @@ def list_similarities(embedding: NDArray[np.float32], tokens: NDArray[np.integer
 def random_similarities(
     model: MemoryModel, layers: Sequence[int], reading: str, listed: NDArray[np.int64] | None, seed: int = 0
 ) -> dict[int, NDArray[np.float64]]:
-    """Return the sorted similarities of random directions for each layer. Layers that are read alike share them.
+    """Return the sorted similarities of random directions for each layer. Layers with the same reading share an array.
 
-    `listed` holds the tokens that lists may contain, None for all.
+    `listed` are the tokens that lists may contain, None for all.
     """
     random = generator(seed, "coherence").normal(size=(DIRECTIONS, model.width)).astype(np.float32)
     directions = torch.from_numpy(random / np.linalg.norm(random, axis=1, keepdims=True)).to(model.device)
@@ -88,5 +88,5 @@ def _similarities_of(
 
 
 def coherence(similarities: NDArray[np.float64], null: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the share of the sorted null distribution that is below each similarity."""
+    """Return the share of the sorted null distribution below each similarity."""
     return np.asarray(np.searchsorted(null, similarities, "left") / len(null))

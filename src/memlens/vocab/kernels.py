@@ -1,14 +1,14 @@
-"""Vocabulary scores of many vectors, in blocks: both ends, softmax, entropy and ranks of each row.
+"""Vocabulary scores of many vectors, in blocks: highest and lowest tokens, softmax, entropy and ranks of each row.
 
 A block is a C-ordered array [rows, vocabulary] with one row per vector. The matrix [memories, vocabulary] never exists.
 Each row is read twice while it is in the cache:
 
 1. Compute the maximum of each lane without branches. A lane is every n-th token. The k-th highest lane maximum is a
    lower bound of the k-th highest score, so only the lanes that reach it are read again, and few more than k scores
-   are sorted. The same for the bottom end.
+   are sorted. The lowest scores are found in the same way.
 2. Compute the softmax, its entropy and the rank of the target.
 
-Order: higher score (lower at the bottom end), then lower token id.
+Tokens are ordered by score (descending at the top, ascending at the bottom), then by id.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,20 +29,20 @@ FloatArray = NDArray[np.floating[Any]]
 IntArray = NDArray[np.integer[Any]]
 KeyArray = NDArray[np.uint64]
 
-# Few lanes are sorted quickly, many give a tight bound. The maxima of MOST_LANES lanes fit the first-level cache. Lists
+# Few lanes are sorted quickly. Many lanes give a tight bound. MOST_LANES maxima fit the first-level cache. Lists
 # with more places have no bound.
 _LANES_PER_PLACE, _LEAST_LANES, MOST_LANES = 2, 128, 1024
 _BLOCK_BYTES = 104 << 20  # large enough for full speed of the product; reused by every block
-_LEAST_ROWS = 128  # with fewer, reading the embedding takes longer than the product
+_LEAST_ROWS = 128  # with fewer rows, reading the embedding takes longer than the product
 SCORE_BINS = 40
-_STEP = 64  # tokens that are summed side by side, so that the bits do not depend on the vector width
-_GROUP = 32  # steps that are summed in float32 before the sums are added in float64
+_STEP = 64  # number of parallel sums, so that the bits do not depend on the vector width
+_GROUP = 32  # number of steps summed in float32 before adding in float64
 _LOW, _SHIFT = uint64(0xFFFFFFFF), uint64(32)
 _SIGN, _ALL = np.uint32(0x80000000), np.uint32(0xFFFFFFFF)
 
 # exp(x) = 2^n exp(r): n is x / ln 2, rounded by adding 1.5 * 2^23, and exp(r) is a series up to r^7. The compiler
 # vectorizes this, unlike the library's exp. Relative error < 1e-7.
-_LEAST = np.float32(-87.0)  # exp of less underflows
+_LEAST = np.float32(-87.0)  # exp underflows below this
 _LOG2_E, _ROUND = np.float32(1.44269504), np.float32(12582912.0)
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _C2, _C3, _C4 = np.float32(1 / 2), np.float32(1 / 6), np.float32(1 / 24)
@@ -75,10 +75,10 @@ class Softmax(NamedTuple):
     highest: FloatArray  # [rows] float32
     total: FloatArray  # [rows] float64
     entropy: FloatArray  # [rows] float64, in nats
-    above: IntArray  # [rows] int64: tokens with a higher score than the row's target; -1 without a target
+    above: IntArray  # [rows] int64: number of tokens with a higher score than the target; -1 without a target
 
     def p(self, scores: FloatArray) -> NDArray[np.float64]:
-        """Return the probabilities of scores [rows, n] of the same rows."""
+        """Return the probabilities that belong to scores [rows, n] of the same rows."""
         probabilities: NDArray[np.float64] = (
             np.exp(scores.astype(np.float64) - self.highest[:, None]) / self.total[:, None]
         )
@@ -86,7 +86,7 @@ class Softmax(NamedTuple):
 
 
 def find_ends(scores: FloatArray, k: int, pool: ThreadPoolExecutor | None = None) -> Ends:
-    """Return both ends of every row of `scores` [rows, vocabulary] float32. k is at most the vocabulary."""
+    """Return the k highest and lowest tokens of each row of `scores`, float32 [rows, vocabulary]; k <= vocabulary."""
     ends = Ends.empty(len(scores), k)
     _in_parts(pool, len(scores), lambda first, last: _find_ends_(scores, first, last, ends))
     return ends
@@ -102,7 +102,7 @@ def read_softmax(scores: FloatArray, ends: Ends, targets: IntArray, pool: Thread
 
 
 def count_above(scores: FloatArray, tokens: IntArray, pool: ThreadPoolExecutor | None = None) -> IntArray:
-    """Return the number of tokens with a higher score than the given one in each row, [rows]; -1 for token -1."""
+    """Return the number of tokens with a higher score than the given token in each row, [rows]; -1 for token -1."""
     above = np.full(len(scores), -1, np.int64)
     tokens = np.ascontiguousarray(tokens, np.int32)
     _in_parts(pool, len(scores), lambda first, last: _count_above_(scores, first, last, tokens, above))
@@ -110,7 +110,7 @@ def count_above(scores: FloatArray, tokens: IntArray, pool: ThreadPoolExecutor |
 
 
 def count_scores(scores: FloatArray, ends: Ends, pool: ThreadPoolExecutor | None = None) -> IntArray:
-    """Return the number of tokens in bins of equal width from the lowest to the highest score, [rows, SCORE_BINS].
+    """Count tokens in bins of equal width from the lowest to the highest score, [rows, SCORE_BINS].
 
     If all scores of a row are equal, they are in the first bin.
     """
@@ -130,7 +130,7 @@ def _in_parts(pool: ThreadPoolExecutor | None, rows: int, work: Callable[[int, i
 @compiled_part
 def _lane_extremes_(row: FloatArray, high: FloatArray, low: FloatArray) -> None:
     lanes = high.shape[0]
-    for c in range(lanes):  # compiles faster than assigning arrays
+    for c in range(lanes):  # a loop compiles faster than an array assignment
         high[c], low[c] = row[c], row[c]
     for first in range(lanes, row.shape[0], lanes):
         part = row[first : min(first + lanes, row.shape[0])]
@@ -142,7 +142,7 @@ def _lane_extremes_(row: FloatArray, high: FloatArray, low: FloatArray) -> None:
 
 @compiled_part
 def _key(score: np.float32, token: int) -> int:
-    """Return an integer that is greater for a higher score, then for a lower token. 0.0 equals -0.0."""
+    """Return an integer key that is larger for a higher score and, in ties, for a lower token. 0.0 equals -0.0."""
     bits = np.float32(score + _ZERO).view(np.uint32)
     ordered = bits ^ _ALL if bits & _SIGN else bits | _SIGN
     return (uint64(ordered) << _SHIFT) | (_LOW - uint64(token))
@@ -151,7 +151,7 @@ def _key(score: np.float32, token: int) -> int:
 @compiled_part
 def _find_end_(
     row: FloatArray,
-    extremes: FloatArray,  # [lanes] of the row, times sign
+    extremes: FloatArray,  # [lanes]: maxima of the row times sign
     sign: np.float32,
     ordered: FloatArray,  # [lanes] work space
     keys: KeyArray,  # [vocabulary] work space
@@ -260,7 +260,7 @@ def _count_scores_(scores: FloatArray, first: int, last: int, ends: Ends, counts
         scale = np.float32(bins) / spread if spread > _ZERO else _ZERO
         for token in range(row.shape[0]):
             x = (row[token] - low) * scale
-            own[np.int32(x) if x >= _ZERO and x < bins else bins - 1] += 1  # the highest itself, and NaN
+            own[np.int32(x) if x >= _ZERO and x < bins else bins - 1] += 1  # also the highest score and NaN
 
 
 def rows_per_block(vocabulary: int) -> int:

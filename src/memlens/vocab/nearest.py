@@ -33,7 +33,7 @@ class NearMemory:
 
     name: MemoryId
     cosine: float
-    summary: str | None  # the memory in one line
+    summary: str | None  # summary of the memory in one line
 
 
 def nearest_memories(
@@ -52,7 +52,7 @@ def nearest_memories(
     near: dict[MemoryId, float] = {}
     for layer in index.layers:
         cosines = _cosines(_vectors(model.layers[layer], by), vector)
-        best_numbers = np.argsort(-cosines, kind="stable")[: limit + 1].tolist()  # the memory itself may be among them
+        best_numbers = np.argsort(-cosines, kind="stable")[: limit + 1].tolist()  # the memory itself may be included
         near |= {index.names.name(layer, number): float(cosines[number]) for number in best_numbers}
     near.pop(name, None)
     best = sorted(near.items(), key=lambda item: (-item[1], item[0]))[:limit]

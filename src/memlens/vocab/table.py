@@ -7,7 +7,7 @@
    RMSNorm, and e . k without a norm: the response of the key to the token's embedding alone, without bias, position and
    attention. In a gated block, k is the key of the gate.
 3. Values are compared with the tokens after the top triggers. The last prefix of a sentence has no next token, and a
-   memory that never fires has no trigger. Both are -1 and are left out.
+   memory that never fires has no trigger. Their target is -1, and they are left out.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,12 +38,12 @@ class NextTokens:
     """The next tokens of the top triggers of one layer's memories."""
 
     layer: int
-    tokens: NDArray[np.int32]  # [memories, triggers]; -1 without a next token or trigger
+    tokens: NDArray[np.int32]  # [memories, triggers]: next tokens, -1 for none
     filled: NDArray[np.int64]  # [memories]: number of top triggers
 
     def among(self, tokens: NDArray[np.int64], vocabulary: int) -> "NextTokens":
-        """Return the same with each token replaced by its place in `tokens`, or -1 if it is not among them."""
-        places = np.full(vocabulary + 1, -1, np.int32)  # the last for -1
+        """Replace each token by its place in `tokens`, or by -1 if it is not among them."""
+        places = np.full(vocabulary + 1, -1, np.int32)  # the last entry is for token -1
         places[tokens] = np.arange(len(tokens))
         return NextTokens(self.layer, places[self.tokens], self.filled)
 
@@ -54,7 +54,7 @@ class NextTokens:
 
     @cached_property
     def shuffled_targets(self) -> NDArray[np.int32]:
-        """Return, for each memory with a target, the target of the next memory that has one, or -1, [memories]."""
+        """Return the target of the next memory that has one, for each memory with a target, else -1. [memories]"""
         shuffled = self.targets.copy()
         with_target = np.flatnonzero(shuffled >= 0)
         shuffled[with_target] = shuffled[np.roll(with_target, -1)]
@@ -85,18 +85,18 @@ VALUES_SCHEMA = pa.schema(
         ("layer", pa.int32()),
         ("memory", pa.int32()),
         ("max_p", pa.float32()),
-        ("entropy", pa.float32()),  # nats
-        ("norm", pa.float32()),  # of the value in the checkpoint
+        ("entropy", pa.float32()),  # entropy in nats
+        ("norm", pa.float32()),  # length of the value in the checkpoint
         ("argmax", pa.int32()),
         ("target", pa.int32()),  # the token after the top-1 trigger; null if there is none
         ("target_rank", pa.int32()),  # 1 + tokens with a strictly higher score
-        ("shuffled_rank", pa.int32()),  # of the target of the next memory in the layer: a chance level
+        ("shuffled_rank", pa.int32()),  # rank of the next memory's target, as chance level
         ("tokens", _INTEGERS),
         ("p", _NUMBERS),
         ("bottom_tokens", _INTEGERS),
         ("bottom_p", _NUMBERS),
-        ("trigger_p", _NUMBERS),  # of the next token of each top trigger, by rank; null if it has none
-        ("histogram", _INTEGERS),  # tokens by score, in bins of equal width from the lowest to the highest
+        ("trigger_p", _NUMBERS),  # p of the token after each top trigger, by rank; null without a next token
+        ("histogram", _INTEGERS),  # number of tokens by score, in bins of equal width from lowest to highest
         ("coherence", pa.float32()),  # share of random directions whose top tokens are less similar
     ]
 )
@@ -122,10 +122,9 @@ def compute_values(
         model: The scanned model, or its path. Default: the path that was scanned.
         top: Tokens listed at each end.
         reading: "folded" or "raw". Default: the model's own, and "raw" for an index made with a preset of the paper.
-        vocabulary: "all", or "trained" to leave out tokens that were hardly trained: from the lists, from p and from
-            the targets.
+        vocabulary: "all", or "trained" to leave undertrained tokens out of lists, p and targets.
         untrained: List undertrained tokens. Always True for an index made with a preset of the paper.
-        progress: Called with the completed memories.
+        progress: Called with the number of completed memories.
         make_pool: Makes the pool that works on layers. The bytes are the same on every pool with equal threads.
 
     Raises:
@@ -135,7 +134,7 @@ def compute_values(
     if top < 1:
         raise SettingError(f"--top is {top}; it must be 1 or more")
     for table in ("triggers", "corpus", "vocabulary"):
-        index.path(table)  # raises if it is missing, before any table is written
+        index.path(table)  # raises an error before any table is written if this one is missing
     model = index.load_model(model)
     chosen = model.lens.checked_reading(default_reading(index) if reading is None else reading)
     untrained = untrained or index.manifest.settings.preset in _RAW_PRESETS
@@ -176,7 +175,7 @@ def values_are_made(
         return False
     if not all(index.is_whole(table) for table in ("values", "keys", "tokens")):
         return False
-    # Keys are written after the values. An interruption between the two leaves the keys of an earlier call.
+    # Keys are written after the values. After an interruption, the keys may be those of an earlier call.
     keys = index.sql("SELECT len(tokens) AS count FROM {keys} LIMIT 1")
     return [row["count"] for row in keys] == [min(top, len(model.lens.input_embedding))]
 
@@ -199,7 +198,7 @@ def value_tables(
 ) -> Iterator[pa.Table]:
     """Yield the rows of values.parquet, for some layers or all.
 
-    `kept` holds the tokens to read over, `listed` the tokens that lists may contain; None for all.
+    `kept` are the tokens that the softmax includes, `listed` those that lists may contain. None means all tokens.
     """
     layers = index.layers if layers is None else layers
     listed = kept if listed is None else listed
@@ -244,7 +243,7 @@ def _layer_tables(
     count: MemoryCount,
     pool: Pool | None,
 ) -> Iterator[pa.Table]:
-    if pool is None or isinstance(pool, SerialPool):  # progress is known block by block
+    if pool is None or isinstance(pool, SerialPool):  # progress is reported block by block
         for item in items:
             yield from item.tables(model, count)
         return
@@ -265,15 +264,15 @@ class ValuesOfLayer:
     top: int
     reading: str
     null: NDArray[np.float64]  # sorted similarities of random directions
-    kept: NDArray[np.int64] | None = None  # tokens to read over, in order; None for all
-    listed: NDArray[np.int64] | None = None  # tokens that lists may contain, in order; None for all
+    kept: NDArray[np.int64] | None = None  # tokens that the softmax includes, ascending; None for all
+    listed: NDArray[np.int64] | None = None  # tokens that lists may contain, ascending; None for all
 
     def tables(self, model: MemoryModel, count: Callable[[int], None]) -> Iterator[pa.Table]:
         layer = self.following.layer
         parts: list[dict[str, NDArray[Any]]] = []
         values, kept = model.layers[layer].values, self.kept
         following = self.following if kept is None else self.following.among(kept, model.vocabulary)
-        listed = self.listed if kept is None else None  # of tokens that are read over, all are listed
+        listed = self.listed if kept is None else None  # with `kept`, lists may contain all of its tokens
         k = min(self.top, *(len(tokens) for tokens in (kept, listed) if tokens is not None), model.vocabulary)
 
         def score(block: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
@@ -284,12 +283,12 @@ class ValuesOfLayer:
                 read_over = scores if kept is None else scores.take(kept, 1)
                 parts.append(_look_at(read_over, following, rows, k, pool, listed))
                 rows_done = len(scores)
-                del scores, read_over  # otherwise two blocks are in memory while the next is computed
+                del scores, read_over  # otherwise two blocks stay in memory while the next one is computed
                 count(rows_done)
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         columns["norm"] = at_least_float32(values).norm(dim=1).cpu().numpy()
         _refuse_not_finite(columns, layer, model)
-        if kept is not None:  # turn places back into tokens
+        if kept is not None:  # convert places in `kept` to tokens
             columns |= {name: kept[columns[name]] for name in ("argmax", "tokens", "bottom_tokens")}
             known = np.where(following.tokens >= 0, self.following.tokens, -1)
             following = NextTokens(layer, known, following.filled)
@@ -388,7 +387,7 @@ class KeysOfLayer:
 
 
 def router_tables(index: Index, model: MemoryModel, top: int) -> Iterator[pa.Table]:
-    """Yield the rows of routers.parquet: the tokens that each expert's router row matches, read like keys."""
+    """Yield the rows of routers.parquet: the tokens that match each expert's router row, computed as for keys."""
     embedding = model.lens.input_embedding  # [tokens, d]
     for layer in index.layers:
         groups = [group for group in model.layers[layer].groups if isinstance(group, ExpertGroup) and group.router]
@@ -408,13 +407,13 @@ def folded_keys(memories: MemoryLayer) -> torch.Tensor:
 
 
 def through_norm(keys: torch.Tensor, memories: MemoryLayer) -> torch.Tensor:
-    """Fold the linear part of the norm before the block into rows: x . row becomes stream . result, up to a scale."""
+    """Fold the linear part of the norm before the block into rows, so that x . row = stream . result up to a scale."""
     keys = at_least_float32(keys)
     norm = memories.input_norm
     if norm is None:
         return keys
     keys = keys if norm.gain is None else keys * norm.gain
-    # Centering e before the product equals centering the other factor.
+    # Centering e is equivalent to centering the other factor.
     return keys - keys.mean(-1, keepdim=True) if norm.centers else keys
 
 

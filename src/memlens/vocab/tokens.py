@@ -24,18 +24,18 @@ from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
 
 CLASSES = {"broad": 50, "coarse": 150, "fine": 500, "finest": 1500}
-ALIKE = 0.9  # cosine
-_OFTEN = 10  # occurrences
-_RARE = 5e-6  # of all tokens of the corpus
+ALIKE = 0.9  # minimum cosine with the shared direction
+_OFTEN = 10  # minimum count of a frequent token
+_RARE = 5e-6  # maximum share of all tokens of the corpus
 _ROUNDS, _TURNS = 5, 12
-_SPREAD, _LARGEST = 32, 127  # one standard deviation of a coordinate, and the maximum
+_SPREAD, _LARGEST = 32, 127  # whole numbers for one standard deviation and for the maximum
 _TOKENS_AT_ONCE = 4096
 
 TOKENS_SCHEMA = pa.schema(
     [
         ("token", pa.int32()),
-        ("count", pa.int64()),  # in the corpus
-        ("norm", pa.float32()),  # of the output embedding
+        ("count", pa.int64()),  # occurrences in the corpus
+        ("norm", pa.float32()),  # length of the output embedding
         ("trained", pa.bool_()),
         *((name, pa.int32()) for name in CLASSES),  # null for a token that does not occur
     ]
@@ -69,7 +69,7 @@ def trained_tokens(index: Index, model: MemoryModel) -> NDArray[np.int64]:
 
 
 def tokens_read(index: Index) -> NDArray[np.int64] | None:
-    """Return the tokens that the values of an index were read over, in order, or None for all."""
+    """Return the tokens that the softmax over values includes in this index, ascending, or None for all."""
     if index.manifest.values.vocabulary == "all":
         return None
     return np.flatnonzero(index.table("tokens", ["trained"]).column("trained").to_numpy(zero_copy_only=False))
