@@ -20,7 +20,7 @@ HEAD = """# Benchmarks
 
 Each table answers one question. Everything was measured on 2026-11-18 on two shared x86-64 cores (AVX-512). There are
 no measurements on a GPU or a Mac. Ratios compare programs that take turns in one run, so they hardly depend on the
-machine. Times and sizes do.
+machine. Absolute times and sizes do depend on it.
 
 `python docs/make_benchmarks.py` generates this page from the files in `benchmarks/results`.
 """
