@@ -72,7 +72,8 @@ def test_a_field_rejects_values_of_another_type(settings: Any, field: Field) -> 
     if field.name != "layers":  # parsed by ScanSettings.with_preset
         wrong = 7 if "str" in str(field.type) else "seven"
         assert "it must be a" in error_of(settings, field, wrong)
-        assert "it must be a" in error_of(settings, field, True)
+        if field.type is not bool:
+            assert "it must be a" in error_of(settings, field, True)
 
 
 @pytest.mark.parametrize(

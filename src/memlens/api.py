@@ -316,7 +316,7 @@ def patterns(
     index: Index | Source,
     *,
     model: MemoryModel | Source | None = None,
-    states: bool = True,
+    states: bool = False,
     progress: Progress = no_progress,
     **options: Any,
 ) -> Index:
@@ -324,9 +324,9 @@ def patterns(
 
     Args:
         index: An Index or its folder.
-        model: The scanned model or its location, or None for where it was scanned. Its states show subjects that words
-            do not. If None and it cannot be loaded, these subjects are left out.
-        states: Whether to run the model.
+        model: The scanned model or its location, for `states`. None loads it from where it was scanned; if that fails,
+            subjects by states are left out.
+        states: Run the model and compare its states at triggers, which shows subjects that words do not.
         progress: Called with the name of the step, the completed work and the total.
         **options: Fields of PatternSettings: top, rate, background, seed.
 

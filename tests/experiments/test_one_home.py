@@ -24,6 +24,7 @@ def test_a_new_experiment_is_listed_run_printed_reported_and_drawn(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setitem(EXPERIMENTS, "toy", EXPERIMENT)
     index = copy_of(tiny_gpt2_values)
     assert main(["experiment", str(index.folder)]) == 0

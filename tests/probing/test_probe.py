@@ -418,7 +418,7 @@ def test_what_else_is_refused(tmp_path: Path, tiny_gpt2: Path, refused: Callable
     assert "--test is 1.5" in refused("probe", tiny_gpt2, file, "--test", "1.5")
     assert "layer 9 does not exist" in refused("probe", tiny_gpt2, file, "--layers", "9")
     assert "is not a number; use --kind classes" in refused("probe", tiny_gpt2, file, "--kind", "number")
-    assert "give both or neither" in refused("probe", tiny_gpt2, file, "--steer", tmp_path / "s.json")
+    assert "must be given together" in refused("probe", tiny_gpt2, file, "--steer", tmp_path / "s.json")
     assert "is not a probe" in refused("probe", tiny_gpt2, file, "--apply", tiny_gpt2 / "config.json")
     assert "choose one of: auto, classes, number" in refused("probe", tiny_gpt2, file, "--kind", "words")
     memlens.probe(tiny_gpt2, file, k="1", layers="0", shuffles=0).best.save(tmp_path / "probe.json")

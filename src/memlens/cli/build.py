@@ -322,13 +322,8 @@ def patterns(
     ] = None,
     model: ModelNow = None,
     states: Annotated[
-        bool | None,
-        typer.Option(
-            "--states/--no-states",
-            help="Run the model and compare its states at triggers. Default: states.",
-            rich_help_panel=RUN,
-        ),
-    ] = None,
+        bool, typer.Option("--states", help="Run the model and compare its states at triggers.", rich_help_panel=RUN)
+    ] = False,
     explainer: Annotated[
         str | None,
         typer.Option(metavar="URL", help="OpenAI-compatible endpoint of the language model.", rich_help_panel=_EXPLAIN),
@@ -358,6 +353,8 @@ def patterns(
     }
     mode = selected[0] if selected else ""
     refuse_others(mode or "finding patterns", given, allowed.get(mode, ["--limit"]))
+    if model is not None and not states:
+        raise SettingError("--model has no effect without --states")
     opened = memlens.Index(index)
     if mode == "--explainer":
         _explain(screen, opened, str(explainer), explainer_model or "default", memory or [], options.get("seed", 0))
@@ -365,9 +362,9 @@ def patterns(
         _list_related(screen, opened, related, shared, 20 if limit is None else limit)
     else:
         with ProgressBar(screen) as progress:
-            memlens.patterns(opened, model=model, states=states is not False, progress=progress, **options)
+            memlens.patterns(opened, model=model, states=states, progress=progress, **options)
         noted = opened.manifest.patterns
-        if states is not False and noted is not None and "states" not in noted.content:
+        if states and noted is not None and "states" not in noted.content:
             screen.note("the model was not found, so subjects by its states are left out (see --model)")
         if not opened.has("tokens"):
             screen.note(

@@ -12,9 +12,10 @@ number exceeds that of shuffled networks (`experiment.exceeds`).
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ TOKENS = 10_000
 NETWORKS = 3  # shuffled networks
 SAMPLES = {"local-edits": 8}  # memories per layer
 PREFIXES = 500
+SHIPPED = Path(__file__).parents[1] / "bundled" / "shuffled.json"  # rows of the demo (training/shuffled.py)
 
 SCHEMA = ex.schema(
     "claim:string seed:int32 tokens:int64 value low high",  # in a shuffled network
@@ -54,6 +56,10 @@ def compute(
     with TemporaryDirectory(prefix="memlens-shuffled-") as folder:
         text = Path(folder) / "text.jsonl"
         tokens = write_part(index, text, sample)
+        inputs = digest_inputs(index, model, text, seed)
+        shipped = json.loads(SHIPPED.read_text("utf-8")) if SHIPPED.exists() else {}
+        if shipped.get("inputs") == inputs:
+            return list(shipped["rows"])
         progress("shuffled", 0, NETWORKS + 1)
         trained = measure_claims(index, model, text, Path(folder) / "trained")
         for number in range(NETWORKS):
@@ -68,6 +74,25 @@ def compute(
             ]
     progress("shuffled", NETWORKS + 1, NETWORKS + 1)
     return rows
+
+
+def digest_inputs(index: Index, model: MemoryModel, text: Path, seed: int) -> str:
+    """Return a digest of all that the rows depend on except the code: model, text, settings, seed and sample sizes.
+
+    Threads and batches are left out, because they change only the last bits of numbers.
+    """
+    noted, values = index.manifest.patterns, index.manifest.values
+    settings = replace(index.manifest.settings, threads=1, batch_tokens=1, max_tokens=None, layers=None)
+    described = [
+        model.fingerprint(),
+        text.read_text("utf-8"),
+        [*chosen_layers(index)],
+        asdict(settings),
+        [values.top, values.reading, values.vocabulary],
+        [noted.settings, "states" in noted.content] if noted else None,
+        [seed, NETWORKS, PREFIXES, SAMPLES],
+    ]
+    return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def write_part(index: Index, path: Path, tokens: int | None) -> int:
