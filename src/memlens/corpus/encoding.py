@@ -35,10 +35,10 @@ ROWS = pa.schema(
         ("cut", pa.int32()),
     ]
 )
-MOST_PROCESSES = 16  # this process cannot read and write fast enough for more
-_FIRST, _CHUNK = 1 << 14, 1 << 18  # characters of the first chunk and, after some doublings, of later ones
-_LONG, _LONG_TOKENS = 1 << 22, 1 << 20  # characters and tokens of a text that is worth starting processes
-_PASSAGE = 64  # characters to add to the size of each passage, for its source
+MOST_PROCESSES = 16  # reading and writing in this process is too slow for more
+_FIRST, _CHUNK = 1 << 14, 1 << 18  # characters of the first chunk and of later chunks, which double up to this size
+_LONG, _LONG_TOKENS = 1 << 22, 1 << 20  # minimum characters and tokens of a text for which processes are started
+_PASSAGE = 64  # characters to add to the size of each passage for the name of its source
 
 
 class Encoder(Protocol):
@@ -51,8 +51,8 @@ class Encoder(Protocol):
 class EncodedChunk:
     """Sentences without ids."""
 
-    rows: pa.RecordBatch  # of ROWS; see Sentence
-    read: int  # bytes of the UTF-8 text that they were cut from
+    rows: pa.RecordBatch  # columns as in ROWS; see Sentence
+    read: int  # bytes of the UTF-8 text that the sentences were cut from
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def encode_corpus(
     Args:
         corpus: Sources and units.
         tokenizer: The tokenizer.
-        max_length: Most tokens of a sentence (the context without BOS). Longer ones are cut.
+        max_length: Maximum tokens of a sentence (the context without BOS). Longer sentences are cut.
         max_tokens: Stop after the sentence that reaches this number of tokens. It is not cut.
         processes: Processes that cut and tokenize. The result does not depend on their number.
         check_stop: Called several times per second while this process waits for others; may raise.

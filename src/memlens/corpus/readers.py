@@ -30,7 +30,7 @@ from memlens.errors import CorpusError, needing
 from memlens.settings import BUNDLED, HubSpec
 
 CHUNK = 1 << 20
-LINE_LIMIT = 16 << 20  # bytes of one line, or characters of one record
+LINE_LIMIT = 16 << 20  # maximum bytes of a line, or characters of a record
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 KINDS = (".txt", ".jsonl", ".parquet")
 COMPRESSIONS = (".gz", ".zst")
@@ -45,7 +45,7 @@ class SourceFile:
     """A file to read."""
 
     path: Path
-    name: str  # in the index: relative to the source folder, with "/", so that it is the same on every machine
+    name: str  # name in the index, relative to the source folder with "/", so that it is the same on every machine
     kind: str  # one of KINDS
     compression: str  # one of COMPRESSIONS or ""
 
@@ -73,7 +73,7 @@ def list_files(source: str) -> Iterator[SourceFile]:
         else:
             raise CorpusError(f"'{printable(str(root))}' has an unknown file type; memlens reads {_READABLE}")
     except OSError as problem:
-        # a folder that cannot be listed; files that cannot be opened are reported by the reader
+        # report folders that cannot be listed; the reader reports files that cannot be opened
         place = printable(str(problem.filename or source))
         raise CorpusError(f"'{place}' cannot be read: {problem.strerror}; check the path and its permissions") from None
 
@@ -170,7 +170,7 @@ def read_chunks(file: SourceFile, stream: ByteStream) -> Iterator[bytes]:
 
 
 def read_lines(file: SourceFile, *, blank: bool = True) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file with their numbers, from 1; without empty lines if `blank` is False."""
+    """Yield the lines of a file with their numbers, from 1. Empty lines are left out if `blank` is False."""
     with open_bytes(file) as stream:
         for number, raw in _split_lines(_without_mark(read_chunks(file, stream)), blank=blank):
             if len(raw) > LINE_LIMIT:
@@ -186,7 +186,7 @@ def too_long(place: str) -> CorpusError:
 
 def _without_mark(chunks: Iterator[bytes]) -> Iterator[bytes]:
     head = b""
-    for chunk in chunks:  # the first chunk of a decompressor may be shorter than the mark
+    for chunk in chunks:  # the first chunk of a decompressor may be shorter than a byte order mark
         head += chunk
         if len(head) >= len(_BYTE_ORDER_MARK):
             break
@@ -243,9 +243,9 @@ def _decode(file: SourceFile, number: int, raw: bytes) -> str:
         ) from None
 
 
-DOCUMENT_LIMIT = 64 << 20  # characters of a .txt file that is one document
+DOCUMENT_LIMIT = 64 << 20  # maximum characters of a .txt file that is read as one document
 BLOCK_TEXT = 1 << 20  # characters after which a .txt file that is cut into blocks continues as a new document
-_ROWS = 256  # rows of a .parquet file in memory; fewer if texts are long
+_ROWS = 256  # maximum rows of a .parquet file in memory; fewer if texts are long
 
 
 @dataclass(frozen=True)
@@ -397,7 +397,7 @@ def pick_column(record: dict[str, Any], column: str, place: str) -> object:
 
 
 def check_text(value: object, column: str, place: str) -> str:
-    """Return the stripped text, "" for a null. Raises CorpusError for text that cannot be stored or tokenized."""
+    """Return the stripped text, or "" for a null. Raises CorpusError for text that cannot be stored or tokenized."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -427,7 +427,7 @@ def read_hub(spec: HubSpec, column: str) -> Iterator[Passage]:
     datasets = _import_datasets(spec)
     try:
         records = iter(datasets.load_dataset(spec.name, spec.config, split=spec.split, streaming=True))
-    except Exception as problem:  # the package raises its own errors and those of the network and of file formats
+    except Exception as problem:  # the package raises errors of its own, of the network and of file formats
         raise _hub_error(spec, problem) from problem
     number = 0
     while True:

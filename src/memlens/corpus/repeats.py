@@ -23,7 +23,7 @@ from memlens.files import open_database
 
 Ints = NDArray[np.int64]
 _MEMORY = "256MB"  # beyond this, DuckDB sorts on disk
-_ROWS = 1 << 15  # sorted sentences that are read at once
+_ROWS = 1 << 15  # sorted sentences to read at once
 
 
 def split_sentences(tokens: bytes, lengths: Ints) -> list[bytes]:
@@ -74,7 +74,7 @@ def find_repeats(
 
 
 def _shared_lengths(database: duckdb.DuckDBPyConnection, check_stop: Callable[[], None]) -> Iterator[Ints]:
-    """Yield [3, n] arrays of sorted sentences: id, length, and number of tokens shared with the sentence before."""
+    """Yield [3, n] arrays of sorted sentences: id, length, and length of the prefix shared with the previous one."""
     check_stop()
     reader = database.sql("SELECT id, tokens FROM sentences ORDER BY tokens, id").to_arrow_reader(_ROWS)
     previous = np.zeros(0, np.int32)
@@ -88,7 +88,7 @@ def _shared_lengths(database: duckdb.DuckDBPyConnection, check_stop: Callable[[]
 
 
 def _shared_with_previous(tokens: NDArray[np.int32], lengths: Ints) -> Ints:
-    """Return how many first tokens each sentence shares with the one before it.
+    """Return the length of the prefix that each sentence shares with the previous sentence.
 
     All pairs that still agree are compared at one position at a time. When few are left, they are compared one by one.
     """

@@ -40,8 +40,8 @@ from memlens.files import FileStamp, file_stamp
 from memlens.memory import EncodedText
 from memlens.settings import CorpusSettings, HubSpec, is_hub_source
 
-_LINE_END = re.compile(r"\r\n|\r|\n")  # not str.splitlines, which also cuts at form feeds and U+2028
-_WIDE_SPACE = re.compile(r"[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")  # spaces of several bytes
+_LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines would also cut at form feeds and U+2028
+_WIDE_SPACE = re.compile(r"[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")  # spaces of more than one byte
 _PIECE = 1 << 18  # characters to encode at once; tokens and their ends use about 300 bytes per character
 
 
@@ -136,7 +136,7 @@ def tokenize_units(
     Args:
         units: The units.
         encode: The tokenizer.
-        max_length: Most tokens of a sentence (the context without BOS). Longer sentences are cut.
+        max_length: Maximum tokens of a sentence (the context without BOS). Longer sentences are cut.
         max_tokens: Stop after the sentence that reaches this number of tokens in total. It is not cut.
         block: Cut every unit into consecutive blocks of this number of tokens. The last one may be shorter.
         batch: Units to encode at once.
@@ -202,7 +202,7 @@ def _encode_long(text: str, encode: Callable[[Sequence[str]], Sequence[EncodedTe
     while begin < len(text):
         end = begin + _PIECE
         if end < len(text) and (space := text.rfind(" ", begin + _PIECE // 2, end + 1)) > 0:
-            end = begin + (len(text[begin:space].rstrip()) or _PIECE)  # at the start of a run of white space
+            end = begin + (len(text[begin:space].rstrip()) or _PIECE)  # before a run of white space
         encoded = encode([text[begin:end]])[0]
         yield EncodedText(encoded.ids, [begin + offset for offset in encoded.ends])
         begin = end
@@ -244,7 +244,7 @@ def _cut_blocks(unit: TextUnit, pieces: Iterable[EncodedText], block: int) -> It
     next block end at offset 0 of its text.
     """
     begin = 0
-    ids: list[int] = []  # of incomplete blocks; the last block gets the rest of the text
+    ids: list[int] = []  # tokens of incomplete blocks; the last block gets the rest of the text
     ends: list[int] = []
     for encoded in pieces:
         ids += encoded.ids
@@ -274,7 +274,7 @@ def corpus_fingerprint(settings: CorpusSettings) -> str:
 
 
 def corpus_stamps(settings: CorpusSettings) -> dict[str, FileStamp | None]:
-    """Return a stamp for every file of a corpus. Stamps change if a file changes."""
+    """Return a stamp for every file of a corpus. A stamp changes if its file changes."""
     local = [source for source in settings.sources if not is_hub_source(source)]
     return {str(file.path): file_stamp(file.path) for source in local for file in list_files(source)}
 
@@ -299,7 +299,7 @@ class ScanSentence:
     fresh_from: int = 0
 
 
-_SMALLEST = 8  # a batch may end early if it has an eighth of the places that it could have
+_SMALLEST = 8  # a batch may end early if it has at least an eighth of its maximum places
 _LEAST_FILL = 0.96  # share of places with tokens; a batch ends early instead of falling below
 
 

@@ -48,7 +48,7 @@ SCHEMA = pa.schema([("sentence", pa.int64()), *ROWS])
 TOKENS, OFFSETS, FRESH = FLAT = ("tokens.bin", "offsets.npy", "fresh_from.npy")
 BATCHES = "batches.npz"
 COUNTS = {"sentences", "tokens", "cut_sentences", "cut_tokens", "repeated_prefixes"}
-_HEAD = 128  # bytes before the numbers of a one-dimensional .npy file of any length
+_HEAD = 128  # bytes of the header of a one-dimensional .npy file of any length
 
 
 class CorpusDocument(msgspec.Struct, frozen=True):
@@ -86,13 +86,13 @@ class CorpusStore:
         for name, facts in store.files.items():
             path = folder / name
             if name == CORPUS and not path.exists():
-                path = folder.parent / name  # moved there by a process that was killed while publishing
+                path = folder.parent / name  # a process that was killed while publishing may have moved the file there
             if not is_as_noted(path, facts):
                 raise _damaged(path)
         return store
 
     def check_unchanged(self) -> None:
-        """Raise IndexFolderError if a mapped file has changed since it was opened, which makes results wrong."""
+        """Raise IndexFolderError if a mapped file has changed since it was opened, because results would be wrong."""
         if self._current_stamps() != self._stamps:
             raise IndexFolderError(f"{self.folder} was changed during the scan; start over with --fresh")
 
@@ -131,7 +131,7 @@ class CorpusStore:
             counts[number] = count(number, self.window(number))
             check_stop()
         with replacing(path) as beside, beside.open("wb") as handle:
-            np.savez(handle, batches=counts)  # an .npz file has a checksum, an .npy file does not
+            np.savez(handle, batches=counts)  # unlike an .npy file, an .npz file has a checksum
         return counts
 
     def next_tokens(self, sentences: NDArray[np.int64], positions: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -192,8 +192,8 @@ def store_corpus(
         stamps: Stamps of the files at the time of the corpus fingerprint.
         vocabulary: Number of tokens in the model's vocabulary.
         model_name: Name of the model for error messages.
-        max_length: Most tokens of a sentence.
-        max_tokens: Most tokens in total.
+        max_length: Maximum tokens of a sentence.
+        max_tokens: Maximum tokens in total.
         dedup: "prefix", "sentence" or "none" (see `find_repeats`).
         processes: Processes that tokenize.
         on_bytes: Called with the number of bytes read so far; may raise.

@@ -221,7 +221,7 @@ def _load_checkpoint(place: str, options: _Options, *, name: str, source: str) -
         network = _read_network(place, name, config, options.dtype).to(options.device)
     else:
         network = _read_network(place, name, config, options.dtype, device_map=_device_map(options.device_map))
-    if any(tensor.dtype == options.dtype for tensor in tensors.values()):  # conversion has copied weights of another dtype
+    if any(tensor.dtype == options.dtype for tensor in tensors.values()):  # conversion has copied other dtypes
         _copy_mapped_weights_(network)
     return as_memories(network, tokenizer or _read_tokenizer(place), name=name, source=source)
 
@@ -229,7 +229,7 @@ def _load_checkpoint(place: str, options: _Options, *, name: str, source: str) -
 def _load_gguf(path: Path, options: _Options) -> MemoryModel:
     """Load the model and the tokenizer of a .gguf file. Its metadata state whether texts start with BOS."""
     tokenizer = _tokenizer(options.tokenizer)
-    with needing("gguf", str(path), ModelError):  # transformers needs gguf to read .gguf files
+    with needing("gguf", str(path), ModelError):  # transformers needs both packages to read .gguf files
         import_module("gguf")
         import_module("accelerate")
     head = read_head(path)

@@ -378,7 +378,7 @@ class _PinnedBlock:
         self.shape = block.shape
 
     def classify(self) -> tuple[list[Product], list[Product]]:
-        """Return products whose input depends only on products at the same position, and products that mix positions."""
+        """Return products whose input depends only on products at the same position, and those that mix positions."""
         _, inputs = self._run(self.products)
         outputs = [rows_of(product.output) for product in self.products]
         alone, mixing = [], []

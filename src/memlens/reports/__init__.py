@@ -1,1 +1,1 @@
-"""The report: an index as one self-contained page that a person can read and share."""
+"""The report: an index as one self-contained page to read and share."""

@@ -38,7 +38,7 @@ from memlens.text import curve, percent, tail, visible
 _KINDS = ("shallow", "semantic", "both")
 _TRIGGERS, _TOKENS, _ROOM, _CURVE = 3, 6, 64, 16
 _CANDIDATES, _PHRASE, _PROMOTED = 1000, 5, 10
-_COMMON = 10  # minimum number of triggers of a pattern that goes first
+_COMMON = 10  # minimum number of triggers of a pattern that is listed first
 _LEAST = 5  # minimum number of triggers of a memory
 
 
@@ -50,11 +50,11 @@ class Insight:
     title: str
     lines: tuple[str, ...]
     command: str
-    verdict: str = ""  # of a claim of the paper
+    verdict: str = ""  # verdict on a claim of the paper
 
 
 class Material:
-    """An index with everything that findings are made from, each part read once."""
+    """An index and the data for findings, each part read once."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
@@ -75,13 +75,13 @@ class Material:
 
     @cached_property
     def _read(self) -> Collection[int]:
-        """Tokens that occur in the corpus, because values also promote pieces of words that a model has rarely seen."""
+        """Tokens that occur in the corpus. Values also promote pieces of words that a model has rarely seen."""
         rows = self.index.sql("SELECT DISTINCT unnest(tokens) AS token FROM {corpus}")
         return {row["token"] for row in rows}
 
     @cached_property
     def _marks_words(self) -> bool:
-        """Whether a leading space marks the first piece of a word."""
+        """True if a leading space marks the first piece of a word."""
         return any(text[:1] == " " and text.strip() for text in self.index.vocabulary)
 
     def is_word(self, token: int) -> bool:
@@ -101,7 +101,7 @@ class Material:
 
     def command_of(self, name: str) -> str:
         """Return the command that makes and prints the table of an experiment, with the same sample."""
-        words = shlex.split(self.tables.command(name))  # memlens VERB INDEX ..., as in the report
+        words = shlex.split(self.tables.command(name))  # "memlens VERB INDEX ...", as in the report
         return self.command(words[1], *words[3:])
 
 
@@ -262,7 +262,7 @@ def _promotes(index: Index, tokens: Sequence[int]) -> str:
 
 
 def memory(material: Material) -> Insight | None:
-    """The memory with a clear subject that held-out triggers confirm; without subjects, the same for a wording.
+    """The memory with a clear subject that held-out triggers confirm. Without subjects, the same for a wording.
 
     Subjects of many triggers come first, and those of whole phrases, because a list of first words is not a subject for
     a reader. Then the share of the ten strongest held-out triggers decides, and how many words of these sentences the
@@ -380,7 +380,7 @@ def wanted(material: Material) -> Insight | None:
     line = f"no {others} is the top token of more values; layers {row['low']} to {row['high']}"
     title = f"{_quoted(text)} is the top token of {row['n']:,} values"
     listed = index.sql("SELECT count(*) AS n FROM {values} WHERE list_contains(tokens, $1)", [row["argmax"]])[0]["n"]
-    command = material.command("search", text, "--in", "values", "--limit", str(listed))  # where it has rank 1
+    command = material.command("search", text, "--in", "values", "--limit", str(listed))  # all values that list the word
     return Insight("wanted", title, (line,), command)
 
 
@@ -402,7 +402,7 @@ def changed(material: Material) -> Insight | None:
 
 
 def forbids(material: Material) -> Insight | None:
-    """The memory that most often vetoes the residual's token."""
+    """The memory that most often vetoes the token that the residual predicts."""
     rows = [row for row in material.rows("vetoes") if row["times"] >= 3]
     if not rows:
         return None

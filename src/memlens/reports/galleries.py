@@ -1,8 +1,8 @@
 """Galleries of the report: predictive values, clear patterns, last-layer changes, duplicates, dead memories.
 
-A gallery whose table is missing is None, and the page names the command that makes it. Weak examples are excluded by
-rules that are the same for every model: LEAST_PRECISION for values, LEAST_AUROC for patterns. Patterns are ordered by
-their precision on held-out triggers.
+A gallery whose table is missing is None. The page then names the command that computes the table. Weak examples are
+excluded by rules that are the same for every model: LEAST_PRECISION for values, LEAST_AUROC for patterns. Patterns are
+ordered by their precision on held-out triggers.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from memlens.reports.sections import Tables
 from memlens.text import head, tail, token, visible
 
 VALUES_SHOWN = 6
-LEAST_PRECISION = 0.2  # minimum precision of a value: its top token follows one trigger in five
+LEAST_PRECISION = 0.2  # minimum precision of a value, whose top token then follows one trigger in five
 LEAST_AUROC = 0.75  # minimum held-out AUROC of a pattern, if it was measured; 0.5 is chance
 _TRIGGERS, _TOKENS, _DEAD_NAMES = 3, 8, 12
 _CHANGES, _PUSHERS = 6, 3
@@ -35,7 +35,7 @@ class TriggerExample:
     token: str
     next: str
     rest: str
-    is_predicted: bool  # whether the next token is the top token of the value
+    is_predicted: bool  # True if the next token is the top token of the value
     coefficient: float
 
 
@@ -46,7 +46,7 @@ class ValueCard:
     max_p: float
     token: str
     precision: float | None
-    promoted: list[tuple[str, float, bool]]  # with p, and whether the token was trained
+    promoted: list[tuple[str, float, bool]]  # token, probability, and True if the token was trained
     examples: list[TriggerExample]
 
 
@@ -58,8 +58,8 @@ class ChangeCard:
     before: str
     after: str
     cosine: float | None
-    memories: list[str]  # with the strongest pushes
-    verdicts: str = ""  # numbers of people who call the words related or distant
+    memories: list[str]  # memories with the strongest pushes
+    verdicts: str = ""  # number of people who judged the words related or distant
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class PatternCard:
     description: str
     confidence: float | None
     prefixes: int
-    auroc: float | None  # held-out triggers against random prefixes
-    auroc_same_token: float | None  # held-out triggers against prefixes with the same last tokens
+    auroc: float | None  # of held-out triggers against random prefixes
+    auroc_same_token: float | None  # of held-out triggers against prefixes with the same last tokens
     others: list[str]  # the best pattern of each other sense of the memory
     examples: list[TriggerExample]
 
@@ -81,7 +81,7 @@ class DeadLayer:
     layer: int
     memories: int
     dead: int
-    names: list[str]  # the first few
+    names: list[str]  # names of the first few memories
 
     @property
     def share(self) -> float:
@@ -122,7 +122,7 @@ def _names(index: Index, rows: list[Row]) -> list[MemoryId]:
 
 
 def _promoted(index: Index, names: Sequence[MemoryId], most: int) -> dict[MemoryId, list[tuple[str, float, bool]]]:
-    """Return the top tokens of values with their probabilities, and whether they were trained."""
+    """Return the top tokens of values with their probabilities, and True for trained tokens."""
     if not index.has("values"):
         return {}
     by_memory = index.rows_of("values", names, "tokens, p")
@@ -241,7 +241,7 @@ def dead_memories(index: Index) -> list[DeadLayer]:
 def example_of(index: Index, trigger: Trigger, promoted: int | None) -> TriggerExample:
     following: Any = trigger.next_token
     shown = "" if following is None else index.vocabulary[following]
-    # An unknown token has a name that is not in the text. Then show the text.
+    # The name of an unknown token is not in the text. In that case, show the text.
     is_in_text = trigger.after.startswith(shown)
     return TriggerExample(
         tail(trigger.before, _BEFORE),
@@ -253,18 +253,18 @@ def example_of(index: Index, trigger: Trigger, promoted: int | None) -> TriggerE
     )
 
 
-ALIKE_TRIGGERS, ALIKE_TOKENS = 0.5, 0.8  # minimum Jaccard index: 17 of 25 triggers are equal, 9 of 10 tokens
+ALIKE_TRIGGERS, ALIKE_TOKENS = 0.5, 0.8  # minimum Jaccard index: 17 of 25 equal triggers, 9 of 10 equal tokens
 _SHOWN, _NAMES, _EXAMPLES = 2, 12, 3
 
 
 @dataclass(frozen=True)
 class DuplicateCard:
-    memories: list[str]  # the first few
+    memories: list[str]  # the first few memories of the group
     count: int
     layers: int
     least: float
-    examples: list[TriggerExample]  # triggers that the first two share
-    tokens: list[str]  # top tokens of the first
+    examples: list[TriggerExample]  # triggers that the first two memories share
+    tokens: list[str]  # top tokens of the first memory
 
 
 @dataclass(frozen=True)

@@ -57,9 +57,9 @@ from memlens.reports.sections import RoleSection, Section, Tables, make_sections
 from memlens.text import cell, harmless_cell, token, visible
 
 _PACKAGE = "memlens.reports"
-_GENERATOR = b'<meta name="generator" content="memlens">'  # in report.html.j2, among its first lines
+_GENERATOR = b'<meta name="generator" content="memlens">'  # one of the first lines of report.html.j2
 _SNIPPET = "window.vegaEmbed = vegaEmbed;"
-_FINDINGS = ("memory", "right", "depth", "settling", "composition", "dead")  # shown first
+_FINDINGS = ("memory", "right", "depth", "settling", "composition", "dead")  # findings to show first
 _MEMORY = re.compile(r"\bL\d+(?:[ES]\d+)?N\d+\b")
 VERDICTS = {
     APPEARS: ("yes", "✓"),
@@ -86,7 +86,7 @@ WORKBENCH, SITE = Addresses("/", "/m/"), Addresses("index.html", "memory.html?na
 
 @dataclass(frozen=True)
 class Report:
-    """Everything the page shows."""
+    """All content of the page."""
 
     index: Index
     tables: Tables
@@ -96,7 +96,7 @@ class Report:
     values: list[galleries.ValueCard] | None
     patterns: list[galleries.PatternCard] | None
     changes: list[galleries.ChangeCard]
-    duplicates: dict[str, galleries.DuplicateGallery | None]  # by what they share
+    duplicates: dict[str, galleries.DuplicateGallery | None]  # shared property -> gallery
     dead: list[galleries.DeadLayer]
     dead_charts: list[Panel]
     routing: list[LayerRouting]  # empty for a model without experts
@@ -165,13 +165,13 @@ def is_report(head: bytes) -> bool:
 
 
 def with_links(page: str, to: Addresses) -> str:
-    """Turn the names of memories and the title into links; text of a corpus has no bare `"` and is not changed."""
+    """Turn names of memories and the title into links. Corpus text has no bare `"` and stays unchanged."""
     page = page.replace("<a data-home>", f'<a data-home href="{to.home}">')
     return re.sub(r'<a data-memory="([^"]*)">', rf'<a data-memory="\1" href="{to.memory}\1">', page)
 
 
 def gather(index: Index) -> Report:
-    """Compute everything the report shows."""
+    """Compute the content of the report."""
     tables = Tables(index)
     dead = galleries.dead_memories(index)
     return Report(
@@ -256,7 +256,7 @@ def _data_address(text: str) -> str:
 
 
 def _settings(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return options of the scan and of the values, as typed."""
+    """Return the options of the scan and of the values as they are typed on the command line."""
     scan = {key: value for key, value in manifest.settings.to_json().items() if value is not None}
     shown = [(f"--{key.replace('_', '-')}", cell(value)) for key, value in sorted(scan.items())]
     values = msgspec.structs.asdict(manifest.values) if manifest.values.top else {}
@@ -294,16 +294,16 @@ def read_template(package: str, name: str) -> str:
 
 
 def vega_bundle() -> str:
-    """Return Vega, Vega-Lite and their embedder for a module script; it sets `window.vegaEmbed`.
+    """Return Vega, Vega-Lite and their embedder for a module script, which sets `window.vegaEmbed`.
 
-    Making it takes some seconds and depends only on the version of the library, so it is cached.
+    Building the bundle takes some seconds and depends only on the version of the library, so it is cached.
     """
     path = _cache_folder() / f"vega-{version('vl-convert-python')}.js"
     cached = _read(path)
     if cached is not None:
         return cached
     bundle: str = vl_convert.javascript_bundle(_SNIPPET)
-    bundle = bundle.replace("</script", "<\\/script")  # would end the script element
+    bundle = bundle.replace("</script", "<\\/script")  # "</script" would end the script element
     with suppress(OSError, FilesError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as beside:

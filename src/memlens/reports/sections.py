@@ -30,7 +30,7 @@ from memlens.text import cell, column_cells, token
 
 _ROWS_SHOWN = 200
 _COUNTED = {"prefixes": "prefixes", "memories": "memories", "left_out": "left out"}
-_WORKING = {"prefixes", "prefix-layers"}  # tables that other tables are made from
+_WORKING = {"prefixes", "prefix-layers"}  # intermediate tables, from which other tables are computed
 # The authors count differently, and few print shares. Their statements about depth are shown next to the numbers.
 PUBLISHED = {
     "dead": "more than 70% in some lower layers of OPT-66B (Voita et al. 2023)",
@@ -47,12 +47,12 @@ PUBLISHED = {
 
 
 class Tables:
-    """The experiments' tables of an index by name, each read once; any of them may be missing."""
+    """The experiments' tables of an index by name, each read once. Any table may be missing."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
         self.shape = ModelShape.of(index)
-        self.layers = self.shape.layers  # of the model, scanned or not
+        self.layers = self.shape.layers  # all layers of the model, scanned or not
         self.table = cache(self._read)
         self._known = {table.name: (experiment, table) for experiment, table in all_tables()}
 
@@ -62,7 +62,7 @@ class Tables:
         return sorted(names - _WORKING)
 
     def rows(self, name: str) -> list[Row] | None:
-        """Return the rows of a table; None if it is missing, or empty because people have not worked yet."""
+        """Return the rows of a table, or None if the table is missing, or empty because nobody has annotated yet."""
         table = self.table(name)
         if table is None or (name in self._known and self._known[name][1].by_people and not table.num_rows):
             return None
@@ -74,11 +74,11 @@ class Tables:
         return [] if table is None else list(table.column_names)
 
     def note(self, name: str) -> ExperimentNote:
-        """Return the manifest's note on how a table was made; empty if there is none."""
+        """Return the manifest's note on how a table was made, or an empty note."""
         return self.index.manifest.experiment(self._known[name][0].name if name in self._known else "")
 
     def command(self, name: str) -> str:
-        """Return the command that makes a table, with the sample, seed and text of an existing table."""
+        """Return the command that computes a table, with the sample, seed and text of an existing table."""
         options = [] if self.rows(name) is None else _options(self.note(name))
         return " ".join([self._known[name][1].command or f"memlens experiment INDEX {name}", *options])
 
@@ -135,14 +135,14 @@ class Section:
     title: str
     lead: str
     how: str
-    command: str  # with sample and seed if they are known
+    command: str  # command that computes the table, with sample and seed if known
     is_present: bool
     charts: list[Panel] = field(default_factory=list)
     tables: list[ShownTable] = field(default_factory=list)
-    facts: list[tuple[str, str]] = field(default_factory=list)  # how the numbers were made
-    is_stale: bool = False  # whether its sources have changed since
-    note: str = ""  # shown next to the lead
-    below: str = ""  # shown below the charts
+    facts: list[tuple[str, str]] = field(default_factory=list)  # facts about how the numbers were computed
+    is_stale: bool = False  # True if the sources of the table have changed since
+    note: str = ""  # text next to the lead
+    below: str = ""  # text below the charts
 
 
 def make_sections(tables: Tables) -> list[Section]:
@@ -256,7 +256,7 @@ class RoleShare:
 
     role: str
     count: int
-    shares: tuple[float | None, ...]  # lower, middle, upper; None if no layer of a third was scanned
+    shares: tuple[float | None, ...]  # in the lower, middle and upper third; None without scanned layers
     share: float
     published: str
 
@@ -268,12 +268,12 @@ class RoleSection:
     roles: list[RoleShare]
     by_layer: list[dict[str, int]]
     none: float  # share of memories without a role
-    not_asked: tuple[str, ...]  # roles that this index cannot have: without gates, or without counts by position
+    not_asked: tuple[str, ...]  # roles that need gates or counts by position, which this index lacks
     effects: list[RoleEffect]  # empty before `memlens roles --effects`
 
 
 def role_section(index: Index) -> RoleSection | None:
-    """Return the section on roles; None before `memlens roles`. A memory with several roles counts for each."""
+    """Return the section on roles, or None before `memlens roles`. A memory with several roles counts for each."""
     if not index.has("roles"):
         return None
     layers = roles_by_layer(index)
@@ -297,5 +297,5 @@ def role_section(index: Index) -> RoleSection | None:
 def _not_asked(index: Index) -> tuple[str, ...]:
     """Return the roles that could not be tested. (A tested role without memories is a result.)"""
     (known,) = index.sql("SELECT count(position) AS positions, min(q_along) AS along FROM {roles}")
-    gated = ("enrichment", "depletion") if known["along"] == 1 else ()  # tested for no memory
+    gated = ("enrichment", "depletion") if known["along"] == 1 else ()  # these roles were not tested for any memory
     return gated if known["positions"] else ("positional", *gated)

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from memlens.circuits.task import TaskCircuit
 
 _START = b'<!doctype html>\n<html lang="en" data-generator="memlens circuit">'
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 640, 300, 44, 34  # of the drawing
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 640, 300, 44, 34  # sizes of the drawing
 _LOW, _HIGH = -0.25, 1.5  # larger values are drawn at the edge
 
 
 @dataclass(frozen=True)
 class TaskMemory:
-    """A memory of the circuit, with what its value promotes and what an index knows about it."""
+    """A memory of the circuit, with the tokens that its value promotes and its summary in an index."""
 
     name: str
     score: float
@@ -32,7 +32,7 @@ class TaskMemory:
 
 
 def is_task_page(head: bytes) -> bool:
-    """Return True if a file starts as `write_task_page` writes it."""
+    """Return True if a file starts like a page written by `write_task_page`."""
     return head.startswith(_START)
 
 
@@ -70,7 +70,7 @@ def _polyline(points: Sequence[tuple[int, float]], result: TaskCircuit) -> str:
 
 
 def _x(size: int, result: TaskCircuit) -> float:
-    """Return the place of a size on the logarithmic axis."""
+    """Return the position of a size on the logarithmic axis."""
     first, last = (math.log(result.curve[end].size) for end in (0, -1))
     return _LEFT + 12 + (_WIDTH - _LEFT - 40) * (math.log(size) - first) / ((last - first) or 1)
 

@@ -35,7 +35,7 @@ def create_app(workbench: Workbench, access: Access | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        # pages are bound by the CPU, so more threads than cores would only take memory; one more runs the model
+        # pages are bound by the CPU, so more threads than cores would only use memory; one extra thread runs the model
         current_default_thread_limiter().total_tokens = _THREADS + 1
         workbench.start()
         if overview.list_experiment_tables(workbench.index):

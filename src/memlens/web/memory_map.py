@@ -94,7 +94,7 @@ def _read_statistics(index: Index) -> Statistics:
         statistics.categories["agreement"] = place(rows, agrees.astype(np.uint8), 0)
     if index.has("patterns"):
         table, rows = read("patterns", ["kind"])
-        bits = {"shallow": 1, "semantic": 2}  # both: 3; a recurring next token is not in the prefix
+        bits = {"shallow": 1, "semantic": 2}  # 3 means both; "next token" is not a class
         own = np.array([bits.get(kind, 0) for kind in table["kind"].to_pylist()], np.uint8)
         classes = np.zeros(len(statistics), np.uint8)
         np.bitwise_or.at(classes, rows, own)
@@ -103,7 +103,7 @@ def _read_statistics(index: Index) -> Statistics:
         table, rows = read("roles", ["role"])
         places = {
             role: 1 + number for number, role in enumerate(ROLES)
-        }  # 0: no role, or a role unknown to this version
+        }  # 0 means no role, or a role that this version does not know
         roles = np.array([places.get(role, 0) for role in table["role"].to_pylist()])
         statistics.categories["role"] = place(rows, roles.astype(np.uint8), 0)
     return statistics
@@ -176,7 +176,7 @@ class Measure:
     name: str
     label: str
     meaning: str  # explanation in one line
-    kinds: tuple[str, ...] = ()  # names of the levels if this is a category
+    kinds: tuple[str, ...] = ()  # names of the levels of a category
     percent: bool = False
 
 
@@ -323,7 +323,7 @@ def _read_quantiles(numbers: NDArray[np.floating]) -> list[float]:
 
 def _read_levels(numbers: NDArray[np.floating], quantiles: list[float]) -> NDArray[np.uint8]:
     """Return the level of each number: the share of memories below it, in steps of 1/254."""
-    values, first = np.unique(quantiles, return_index=True)  # equal quantiles count as the lowest one
+    values, first = np.unique(quantiles, return_index=True)  # of equal quantiles, use the lowest
     shares = first / (_QUANTILES - 1)
     is_finite = np.isfinite(numbers)
     share = np.interp(np.where(is_finite, numbers, values[0]), values, shares)

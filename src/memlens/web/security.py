@@ -112,13 +112,13 @@ class Guard:
 
 
 def _check_token(request: Request, token: str) -> Response | None:
-    """Return None if the request has the token. Else return an error or, if the address has ?token=, a redirect."""
+    """Return None if the request has the token, a redirect if the address has ?token=, otherwise an error."""
     cookie = cookie_name(TOKEN_COOKIE, request)
     if _is_same(request.query_params.get("token", ""), token):
         query = urlencode([pair for pair in request.query_params.multi_items() if pair[0] != "token"])
         path = "/" + request.scope["path"].lstrip("/\\")  # a path like //name would redirect to another machine
         response = RedirectResponse(f"{path}?{query}" if query else path, 303)
-        # lax, because users follow links with the token, for example from a message
+        # "lax", because users follow links with the token, for example from a message
         response.set_cookie(cookie, token, httponly=True, samesite="lax", path="/")
         return response
     bearer = request.headers.get("authorization", "").removeprefix("Bearer ")

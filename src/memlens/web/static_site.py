@@ -249,7 +249,7 @@ class _Site:
                     self.words[sentence] = [match[0] for match in matches], [match[1] for match in matches]
                 words, ends = self.words[sentence]
                 words_here.update(words[: bisect_right(ends, len(trigger.text))])
-        for word in sorted(words_here):  # sorted, because the order of a set differs between processes
+        for word in sorted(words_here):  # the order of a set differs between processes
             self.triggers[word].append(row)
         named = {word for pattern in record.patterns or () for word in _WORD.findall(pattern.description.lower())}
         for word in sorted(named):

@@ -42,8 +42,8 @@ _COPIED = (
 )  # fmt: skip
 _MAX_PARQUET_BYTES = 400_000_000  # copied tables take about four times as much memory
 _MAX_RESULTS = 64
-_MAX_STATE_BYTES = 64 << 20  # size of traced prompts; their answers take about half as much
-_MAX_ANSWERS = 32  # an answer lists the strongest memories of all layers and takes some megabytes
+_MAX_STATE_BYTES = 64 << 20  # maximum size of traced prompts; their answers take about half as much
+_MAX_ANSWERS = 32  # maximum number of answers; each takes some megabytes
 
 
 class ServedIndex(Index):
@@ -78,7 +78,7 @@ class ServedIndex(Index):
 
     def reload(self) -> None:
         """Do nothing, because the workbench itself opens changed indexes again."""
-        # reopen_changed compares the manifest once per request
+        # `reopen_changed` compares the manifest once per request
 
     def copy_tables(self) -> None:
         """Copy tables into memory as far as they fit, most used tables first."""

@@ -1,5 +1,5 @@
-// Opens the contents where they have a column of their own (as wide as in report.css) and what a link leads to, draws the
-// charts and makes files of them. Colours are CSS variables, so nothing has to be redrawn for a dark screen or a printer.
+// Opens the table of contents on wide screens (the width is the same in report.css), opens the target of a link, draws
+// the charts and exports them as files. Colors are CSS variables, so dark screens and printers need no redrawing.
 const wide = window.matchMedia("(min-width: 68rem)");
 const contents = document.querySelector(".toc");
 contents.open = wide.matches;
@@ -33,7 +33,7 @@ for (const holder of document.querySelectorAll("[data-chart]")) {
   }
 }
 
-// The chart for a file, as export_spec makes it: of fixed size, in light colours, on white
+// The chart for a file, as in export_spec: fixed size, light colors, white background
 async function viewOf(name) {
   const text = JSON.stringify(charts[name]).replace(/var\(--(\w+)\)/g, (_, colour) => light[colour]);
   const spec = JSON.parse(text);

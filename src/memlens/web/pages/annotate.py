@@ -23,7 +23,7 @@ from memlens.web.workbench import Workbench
 
 router = APIRouter(tags=["annotate"])
 
-SLOTS = 6  # pattern fields in the form; the paper's annotators named 3.6 patterns per memory
+SLOTS = 6  # number of pattern fields in the form; the paper's annotators named 3.6 patterns per memory
 _MAX_FORM_BYTES = 100_000
 _MAX_DESCRIPTION = 200  # maximum length of a pattern's description
 _DEFAULT_TOP = 25  # triggers shown per memory, as in the paper

@@ -26,10 +26,10 @@ class KeptMemory(BaseModel):
 
 
 def names_beside(index: ServedIndex) -> dict[MemoryId, Note]:
-    """Return all notes, or none if the file cannot be read. For pages that show names next to memories."""
+    """Return all notes, or none if the file cannot be read, for pages that show names next to memories."""
     try:
         return index.annotations.notes()
-    except FilesError:  # the Collections page reports the error
+    except FilesError:  # reported by the Collections page
         return {}
 
 

@@ -35,7 +35,7 @@ def compare_page(
     order: Order = None,
     top: Top = 10,
 ) -> Response:
-    if (a or b) and not layers:  # the two fields of the form
+    if (a or b) and not layers:  # layers from the two fields of the form
         layers = f"{a}:{b}"
     pair = layers or _first_pair(bench)
     comparison, problem, status = None, "", 200

@@ -101,7 +101,7 @@ class LabeledMemory(MemoryRecord):
     """Everything in the index about one memory, with its labels."""
 
     labels: tuple[Label, ...]
-    unfinished: str | None  # name of a viewer who has not finished and so sees only own labels
+    unfinished: str | None  # name of a viewer who has not finished and sees only their own labels
 
 
 def read_labeled_memory(
@@ -191,7 +191,7 @@ async def read_nearest(
 async def read_wires(
     request: Request, bench: Bench, name: Name, limit: Annotated[int, Query(ge=1, le=100)] = 8
 ) -> dict[str, Any]:
-    """List what the memory's key reads and what its value feeds, from weights alone. Needs the model."""
+    """List the wires into the memory's key and out of its value, from weights alone. Needs the model."""
     memory = bench.index.check(name)
 
     def find(model: MemoryModel) -> dict[str, Any]:
@@ -292,7 +292,7 @@ class Histogram:
     width: float
     height: float
     bars: list[Bar]
-    marks: list[tuple[float, str]]  # x, and the coefficient there
+    marks: list[tuple[float, str]]  # x and coefficient of each mark
 
 
 def draw_histogram(counts: Sequence[int], edges: Sequence[float]) -> Histogram | None:

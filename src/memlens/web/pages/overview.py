@@ -29,7 +29,7 @@ from memlens.web.rendering import PROBLEMS, Bench, page
 from memlens.web.workbench import ServedIndex, Workbench
 
 router = APIRouter(tags=["overview"])
-_CHARTS_LOCK = Lock()  # so that concurrent requests draw the charts only once
+_CHARTS_LOCK = Lock()  # lets concurrent requests draw the charts only once
 
 
 def list_experiment_tables(index: ServedIndex) -> list[str]:

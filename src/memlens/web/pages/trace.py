@@ -83,8 +83,8 @@ Seed = Annotated[int, Query(ge=0, le=2**53, description="Random seed for sampled
 class GridCell(TokenShare):
     """The most likely next token in one layer after one token of the prompt."""
 
-    settled: bool  # whether this layer and all later ones predict the final token
-    was: str | None  # the token without the edits, if different
+    settled: bool  # True if this layer and all later layers predict the final token
+    was: str | None  # token without the edits, if it differs
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def read_grid(model: MemoryModel, text: str, sets: list[str], kept: KeptPrompts 
 
     prompt, kept = read_prompt(model, text), kept or KeptPrompts()
     edits = last_of_each(sets)
-    after = kept.run(model, prompt, tuple(edits)).tops  # first, because it raises if an edit is not possible
+    after = kept.run(model, prompt, tuple(edits)).tops  # run this first, because it raises if an edit is not possible
     before = kept.run(model, prompt).tops if edits else after
     texts = model.tokenizer.token_text
     rows = (
@@ -206,7 +206,7 @@ def read_answer(bench: Workbench, model: MemoryModel, address: TraceAddress) -> 
         edited, without = bench.kept.run(model, prompt, edits), bench.kept.run(model, prompt)
         return effect_of(Intervention.of(edits), without, edited, place, token, against, _LISTED, bench.index)
 
-    # the layer is left out, because an answer contains all layers
+    # the key does not contain the layer, because an answer covers all layers
     key = (address.prompt, address.at, tuple(address.sets), address.token, address.against)
     return bench.kept.answer(key, read)
 

@@ -15,7 +15,7 @@ const text = (slot) => slots[slot].querySelector("input[name^=text]");
 const ticks = (slot) => [...form.querySelectorAll(`.ticks label[data-slot="${slot}"] input`)];
 const isUsed = (slot) => text(slot).value.trim() !== "" || ticks(slot).some((tick) => tick.checked);
 
-/** Number of patterns shown: those in use, those that were added, and at least one. */
+/** Number of visible patterns: patterns in use, added patterns, and at least one. */
 let shown = Math.max(1, ...slots.map((_, slot) => (isUsed(slot) ? slot + 1 : 0)));
 
 function draw() {

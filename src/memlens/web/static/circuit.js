@@ -5,11 +5,11 @@ const part = (id) => document.getElementById(id);
 const svg = part("graph");
 const form = document.querySelector("form.ask");
 const ROW = 22; // height of a node in its cell
-const EDGES = 14; // strongest edges that are drawn at a node
-const LISTED = 8; // strongest edges that are listed at a node
+const EDGES = 14; // maximum number of edges to draw at a node, strongest first
+const LISTED = 8; // maximum number of edges to list at a node, strongest first
 
 let graph = null; // the server's answer
-let view = null; // what is drawn: nodes and edges after hiding and collapsing
+let view = null; // drawn nodes and edges, after hiding and collapsing
 let hovered = null;
 const state = { shown: 40, focus: null, groups: [], chosen: new Set() };
 
@@ -175,7 +175,7 @@ function drawNode(x, y, node, name, known, largest, isCurrent) {
   return element;
 }
 
-/** Draws the edges of the node that is pointed at or kept; without one, the strongest edge into every node. */
+/** Draws the edges of the node under the pointer or of the selected node, else the strongest edge into every node. */
 function showActive() {
   const active = hovered ?? (layout.places.has(state.focus) ? state.focus : null);
   const near = active ? [...view.into.get(active), ...view.outOf.get(active)] : [...layout.places.keys()].flatMap((id) => view.into.get(id).filter((edge) => layout.places.has(edge.source)).slice(0, 1));
@@ -185,7 +185,7 @@ function showActive() {
   part("edges").replaceChildren(
     ...edges.map((edge) => {
       const [from, to] = [layout.places.get(edge.source), layout.places.get(edge.target)];
-      const [bend, side] = [(to.y - from.y) / 2, from.x === to.x ? 8 + Math.min(26, Math.abs(to.y - from.y) / 8) : 0]; // beside the nodes between
+      const [bend, side] = [(to.y - from.y) / 2, from.x === to.x ? 8 + Math.min(26, Math.abs(to.y - from.y) / 8) : 0]; // beside the nodes in between
       const path = `M${from.x} ${from.y}C${from.x - side} ${from.y + bend} ${to.x - side} ${to.y - bend} ${to.x} ${to.y}`;
       return make("path", { class: `edge ${edge.weight < 0 ? "down" : "up"}${active ? "" : " backbone"}`, d: path, "stroke-width": (0.6 + 5 * (Math.abs(edge.weight) / largest)).toFixed(2) });
     }),
@@ -400,7 +400,7 @@ async function begin() {
   part("result").hidden = false;
   change(() => {});
   const frame = svg.parentElement;
-  frame.scrollTo(frame.scrollWidth, 0); // the target is at the right
+  frame.scrollTo(frame.scrollWidth, 0); // show the target, which is at the right
 }
 
 if (document.querySelector(".waiting")) document.addEventListener("memlens:model", () => location.reload());

@@ -1,4 +1,4 @@
-// The page Compare: applies a choice at once and shows that computing may take seconds.
+// The page Compare: applies a choice at once and shows a message while the comparison is computed.
 const form = document.querySelector(".choose");
 const [here, there] = form.querySelectorAll("select");
 
@@ -8,7 +8,7 @@ function go() {
 }
 
 form.addEventListener("change", (event) => {
-  // a pair needs both layers or none
+  // a comparison needs both layers or none
   if (event.target === here && (here.value === "") !== (there.value === "")) there.value = here.value;
   if (event.target === there && (here.value === "") !== (there.value === "")) here.value = there.value;
   go();

@@ -24,7 +24,7 @@ for (const chip of article.querySelectorAll("[data-pattern]")) chip.addEventList
 
 // Shading: the coefficient at every token of the triggers
 
-const KEPT = 260; // characters before the trigger position, as on the unshaded page
+const KEPT = 260; // number of characters to show before the trigger position, as on the unshaded page
 
 /** Returns text as the server's pages show it. */
 const visible = (text) => text.replace(/[\n\r]/g, "⏎").replace(/\t/g, "⇥").replace(/[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\u202a-\u202e\u2066-\u2069]/gu, "\ufffd");
@@ -82,7 +82,7 @@ async function tryText() {
   if (!text.trim()) return shown.replaceChildren();
   try {
     const found = await ask(`/api/memories/${name}/on?${new URLSearchParams({ text })}`);
-    if (mine !== tries) return; // more was typed since
+    if (mine !== tries) return; // the text has changed since
     const strongest = Math.max(Number(article.dataset.strongest), ...found.coefficients.map(Math.abs), 1e-9);
     shown.replaceChildren(...found.tokens.map((token, place) => shaded(token, found.coefficients[place], strongest)));
     const most = found.coefficients.reduce((best, one, place) => (Math.abs(one) > Math.abs(found.coefficients[best]) ? place : best), 0);
@@ -150,7 +150,7 @@ form?.addEventListener("submit", async (event) => {
 
 const keep = article.querySelector(".keep");
 
-/** Saves only what was changed here: other people may have changed the rest. */
+/** Saves only the fields that were changed here, because other people may have changed other fields. */
 async function save(changed) {
   const status = keep.querySelector("[role=status]");
   try {

@@ -9,8 +9,8 @@ const now = section.querySelector(".now");
 const choice = section.querySelector("#by");
 const sorting = section.querySelector("#sort");
 const NOTHING = 255;
-const GUTTER = 30; // for the layers' numbers
-const GAP = 6; // between layers
+const GUTTER = 30; // width of the column of layer numbers
+const GAP = 6; // space between layers
 let map = null;
 let place = null; // the selected cell: { row, cell }
 

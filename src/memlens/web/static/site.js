@@ -1,4 +1,4 @@
-// A static site: answers like the workbench's server, from data files that are loaded on demand.
+// A static site: gives the answers of the workbench's server from data files that are loaded on demand.
 // Data files are scripts, because a page opened from a disk may run scripts of its folder but not read other files.
 
 globalThis.memlensSite = (() => {

@@ -30,7 +30,7 @@ function addEdit(column, text) {
   column.querySelector(".edits").append(line);
   const [, off, name, times, amount] = EDIT.exec(text) ?? [];
   if (name === undefined) {
-    // shown as written: the server reports the error
+    // show the edit as written; the server reports the error
     Object.assign(line.dataset, { unread: text });
     link.textContent = text;
     for (const field of line.querySelectorAll("select, [type=range], [type=number]")) field.hidden = true;

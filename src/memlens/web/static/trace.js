@@ -75,13 +75,13 @@ if (grid) {
     openCell(cell);
   });
   grid.addEventListener("keydown", move);
-  const first = grid.querySelector(".cell[aria-current]"); // the cell of an address without one
+  const first = grid.querySelector(".cell[aria-current]"); // the cell that is open if the address names none
   window.addEventListener("popstate", () => {
     const query = new URLSearchParams(location.search);
     const place = [query.get("layer") ?? NaN, query.get("at") ?? NaN].map(Number);
     openCell(grid.querySelector(`.cell[data-layer="${place[0]}"][data-at="${place[1]}"]`) ?? first, false);
   });
-  // what is open should be seen, also where the grid is wider than the screen
+  // keep the open cell visible if the grid is wider than the screen
   const box = grid.parentElement;
   if (first) {
     const [cell, frame] = [first.getBoundingClientRect(), box.getBoundingClientRect()];
