@@ -117,7 +117,7 @@ def scan(
     scanning, cutting, running = split_options("scan", options, ScanSettings, CorpusSettings, ScanRunSettings)
     run = ScanRunSettings(**running)
     if run.executor == "ray":
-        import_ray()  # a missing package is reported before anything is read
+        import_ray()  # report a missing package before reading the corpus
     shard = None if run.shard is None else ShardNumber.parse(run.shard)
     recorded = recorded_threads(folder) if run.threads is None and resume else None
     settings = ScanSettings.with_preset(**scanning | {"threads": run.threads or recorded})
@@ -142,7 +142,7 @@ def scan(
     if shard is not None:
         return open_shard(folder)
     index = _open_built(folder, plan)
-    index.model = memory_model if memory_model is model else None  # avoids loading it again
+    index.model = memory_model if memory_model is model else None  # avoids loading the model again
     return index
 
 
@@ -259,7 +259,7 @@ def pull(repo: str, *, out: Source | None = None, resume: bool = True, progress:
     Args:
         repo: Repository as `OWNER/NAME` or `OWNER/NAME@REVISION`.
         out: Folder to write the index to. None is a folder with the name of the repository.
-        resume: Resume a download in the folder. False replaces an index in the folder.
+        resume: Resume a download in the folder. False replaces an index in it.
         progress: Called with the name of the step, the completed work and the total.
 
     Returns:
@@ -581,7 +581,7 @@ def _pool_maker(run: RunSettings, threads: int) -> Callable[[MemoryModel], Pool]
 
 
 def _threads(run: RunSettings) -> int:
-    """Return the threads of each worker: by default one on Ray, and an equal share of the cores on this machine."""
+    """Return the threads per worker. The default is one on Ray, and an equal share of the cores on this machine."""
     from memlens.pool import usable_cores
 
     if run.threads is not None:

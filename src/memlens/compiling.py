@@ -35,7 +35,7 @@ def compiled(function: Callable[..., Any]) -> Any:
     config.CACHE_DIR = str(cache_folder() or before)
     try:
         loop = njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # no folder can be written to
+    except RuntimeError:  # numba found no folder that it can write to
         loop = njit(nogil=True)(function)
     finally:
         config.CACHE_DIR = before
@@ -50,7 +50,7 @@ def compiled(function: Callable[..., Any]) -> Any:
                     file.unlink()
             return loop(*arguments)
 
-    overload(call, strict=False)(lambda *arguments: function)  # for calls from other compiled functions
+    overload(call, strict=False)(lambda *arguments: function)  # allow calls from other compiled functions
     return call
 
 

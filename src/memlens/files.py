@@ -1,7 +1,7 @@
 """Files: atomic writes, JSON documents with a checksum, locks, Parquet files, and the rules for output paths.
 
-A file is written under a temporary name, synced and renamed, so a name always stands for a complete file. Where a user
-names an output file or folder, these rules protect their own files:
+A file is written under a temporary name, synced and renamed, so a name always stands for a complete file. If a user
+names an output file or folder, these rules protect the user's files:
 
     inside an index or a model folder           rejected
     a device, a FIFO, a socket, a link          rejected, because it would be replaced instead of written to
@@ -48,7 +48,7 @@ _ADVICE = {
 }
 
 _MAKE_AGAIN = "start over with --fresh"
-_JSON_LIMIT = 256 << 20  # bytes; far more than a manifest or plan needs
+_JSON_LIMIT = 256 << 20  # maximum bytes, far more than a manifest or plan needs
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def read_limited(path: Path, limit: int) -> bytes:
 def read_json(path: Path, advice: str = _MAKE_AGAIN) -> dict[str, Any]:
     """Return a JSON object. Raises FilesError, which ends in `advice` if the content is damaged."""
     try:
-        if path.exists() and not path.is_file():  # a pipe may never end
+        if path.exists() and not path.is_file():  # reading a pipe might never end
             raise FilesError(f"{path} is not a regular file; {advice}")
         if path.stat().st_size > _JSON_LIMIT:
             raise FilesError(f"{path} is damaged (larger than any file that memlens writes here); {advice}")
@@ -142,7 +142,7 @@ def is_sealed(content: Mapping[str, Any]) -> bool:
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """Return a document that write_sealed wrote. Raises FilesError if it was changed since."""
+    """Return a document that `write_sealed` wrote. Raises FilesError if it has changed since."""
     content = read_json(path)
     if not is_sealed(content):
         raise FilesError(f"{path} is damaged; {_MAKE_AGAIN}")
@@ -151,7 +151,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 def _seal_of(content: Mapping[str, Any]) -> str:
     body = {name: value for name, value in content.items() if name != _SEAL}
-    as_read = json.loads(json.dumps(body))  # JSON turns integer keys into text, which sorts differently
+    as_read = json.loads(json.dumps(body))  # JSON turns integer keys into strings, which are sorted differently
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
 
 
@@ -162,7 +162,7 @@ def parse_document(content: Mapping[str, Any], kind: type[Document]) -> Document
     """Convert a JSON object to a msgspec struct.
 
     Raises:
-        ValueError: A field is missing or has the wrong type, or a constraint does not hold. The message names it.
+        ValueError: A field is missing, has the wrong type or violates a constraint. The message names the field.
     """
     try:
         return msgspec.convert(content, kind, str_keys=True)
@@ -204,7 +204,7 @@ FileStamp = tuple[int, int, int, int]
 
 
 def file_stamp(path: Path) -> FileStamp | None:
-    """Return size, times and inode of a file, which change if the file is replaced. None if there is no file."""
+    """Return size, times and inode of a file, which change if the file is replaced, or None if there is no file."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -242,7 +242,7 @@ class HashedFile(io.FileIO):
         self._digest, self._bytes = hashlib.sha256(), 0
 
     def write(self, content: Any) -> int:
-        """Write all of the content, in several calls if the system writes only a part."""
+        """Write all of the content, in several calls if the system writes only part of it."""
         remaining = memoryview(content).cast("B")
         self._digest.update(remaining)
         self._bytes += (size := len(remaining))
@@ -302,7 +302,7 @@ FOLDER_MARK = "made-by-memlens.txt"
 
 
 def refuse_output(path: Path, is_ours: Callable[[bytes], bool], *, force: bool = False) -> None:
-    """Raise OutputError if writing the file would replace a user's file. `is_ours` is called with a file's start."""
+    """Raise OutputError if writing the file would replace a user's file. `is_ours` is called with the file's start."""
     refuse_place(path)
     refuse_content(path, is_ours, force=force)
 
@@ -331,7 +331,7 @@ def refuse_inside_others(path: Path) -> None:
     refuse_nul(path)
     try:
         resolved = path.resolve()
-    except (OSError, RuntimeError) as error:  # a loop of links
+    except (OSError, RuntimeError) as error:  # caused by a loop of links
         raise OutputError(f"cannot write {path}: its symbolic links form a loop; name another place") from error
     for folder in resolved.parents:
         kind = valuable_folder(folder)

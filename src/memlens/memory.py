@@ -19,7 +19,7 @@ _NAME = re.compile(r"[Ll]([0-9]{1,9})(?:([SsEe])([0-9]{1,9}))?[NnDd]([0-9]{1,9})
 _BEGINNING = re.compile(r"[Ll]([0-9]{1,9})(?:([SsEe])([0-9]{1,9}))?(?:[NnDd]([0-9]{0,9}))?")
 _EXPERT = re.compile(r"[Ll]([0-9]{1,9})([SsEe])([0-9]{1,9})")
 _LETTERS = {"dense": "", "shared": "S", "routed": "E"}
-KINDS = tuple(_LETTERS)  # in the order in which a layer numbers its memories
+KINDS = tuple(_LETTERS)  # kinds in the order in which a layer numbers its memories
 _KINDS = {letter: kind for kind, letter in _LETTERS.items()}
 _ORDER = {kind: place for place, kind in enumerate(_LETTERS)}
 # Roles (see role/rules.py) with the columns of roles.parquet that decide them. A memory with several roles counts
@@ -48,7 +48,7 @@ class _NamedRecord:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
-        from pydantic_core import core_schema  # FastAPI serializes records with it
+        from pydantic_core import core_schema  # FastAPI uses it to serialize records
 
         return core_schema.is_instance_schema(cls, serialization=core_schema.to_string_ser_schema())
 
@@ -133,7 +133,7 @@ class MemoryId(_NamedRecord):
 
 
 def name_beginning(text: str) -> tuple[int, str] | None:
-    """Return layer and normalized text of the start of a name: L3, L3N51, L3E5, L3E5N2. None if it is not one."""
+    """Return layer and normalized text of the start of a name (L3, L3N51, L3E5, L3E5N2), or None for other texts."""
     match = _BEGINNING.fullmatch(text.strip())
     if match is None:
         return None
@@ -158,7 +158,7 @@ class MemoryNames:
 
     def __init__(self, layers: Mapping[int, Sequence[GroupShape]], of: str = "") -> None:
         self.layers = {layer: tuple(groups) for layer, groups in layers.items()}
-        self._of = f" of {of}" if of else ""  # for messages
+        self._of = f" of {of}" if of else ""  # suffix for messages
 
     def count(self, layer: int) -> int:
         """Return the number of memories of a layer."""

@@ -77,7 +77,7 @@ class Stage:
     outcome: str  # MADE, or KEPT if it was already complete
     seconds: float = 0.0
     made: tuple[str, ...] = ()  # experiments that were run
-    skipped: tuple[tuple[str, str], ...] = ()  # experiments that cannot run on this index, and why
+    skipped: tuple[tuple[str, str], ...] = ()  # experiments that cannot run on this index, with the reasons
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class _Sampling:
         if self.settings.stop_words is not None:
             check_stop_words(self.settings.stop_words)
         if self.text is not None:
-            corpus_fingerprint(self.text)  # reads the text, so that a missing file is reported before the scan
+            corpus_fingerprint(self.text)  # reading the text reports a missing file before the scan
 
     def sample_of(self, experiment: Experiment) -> int | None:
         """Return the sample size of an experiment, or None for its default."""
@@ -212,7 +212,7 @@ class _Work:
     sampling: _Sampling
     progress: Progress
     made: list[str] = field(default_factory=list)  # names of the experiments that were run
-    experiment_seconds: float = 0.0  # spent on experiments while patterns were computed
+    experiment_seconds: float = 0.0  # seconds spent on experiments while patterns were computed
     index: Index = field(init=False)
     page: Path = field(init=False)
 
@@ -264,7 +264,7 @@ class _Work:
     def _run_experiments(self, is_selected: Callable[[Experiment], bool]) -> dict[str, str]:
         """Run the selected experiments that are not complete. Returns {name: reason} of those that cannot run."""
         skipped: dict[str, str] = {}
-        pending: dict[tuple[bool, int | None], list[Experiment]] = {}  # groups that can run together
+        pending: dict[tuple[bool, int | None], list[Experiment]] = {}  # experiments that can run together
         for experiment in filter(is_selected, find_experiments(["all"])):
             text = self.sampling.text if experiment.on_prefixes else None
             if (reason := experiment.obstacle(self.index)) is not None:
@@ -296,9 +296,9 @@ FOLDER = "memlens-demo"
 # Trends that the demo shows, those that agree with the paper first, and findings that replace missing ones
 TRENDS = ("depth", "settling", "claim-agreement", "composition", "claim-last-token", "claim-residual")
 SUBSTITUTES = ("dead", "rarest", "wanted")
-HELD_OUT = f"{BUNDLED}:held-out"  # prefixes for section 5: not in the training text, as in the paper
-READ = 200_000  # tokens of the bundled text
-PREFIXES, EDITED = 1000, 8  # prefixes for section 5; memories per layer in the local-edits experiment
+HELD_OUT = f"{BUNDLED}:held-out"  # text for section 5, outside of the training text as in the paper
+READ = 200_000  # number of tokens to read of the bundled text
+PREFIXES, EDITED = 1000, 8  # number of prefixes for section 5, and of memories per layer in the local-edits experiment
 
 
 @dataclass(frozen=True)
@@ -320,7 +320,7 @@ class Demo:
     stages: tuple[Stage, ...]
     findings: tuple[Insight, ...]
     smaller: tuple[SmallerSample, ...]
-    verdicts: dict[str, int]  # number of the paper's claims by verdict
+    verdicts: dict[str, int]  # verdict -> number of the paper's claims
 
 
 def demo(
@@ -366,7 +366,7 @@ def demo(
 
 
 def _at_least(folder: Path, prefixes: int, edited: int) -> tuple[int, int]:
-    """Return these sample sizes, or those in the folder if they are larger."""
+    """Return these sample sizes, or the larger ones in the folder."""
     if not is_complete(folder):
         return prefixes, edited
     manifest, experiments = open_index(folder).manifest, find_experiments(["all"])
@@ -427,7 +427,7 @@ def repair(
         The names of the files that were written.
 
     Raises:
-        IndexFolderError: A table of the scan is damaged, or the annotations are. The message states what to do.
+        IndexFolderError: A table of the scan or the annotations are damaged. The message states what to do.
 
     Example:
         >>> memlens.repair(index)  # nothing is damaged

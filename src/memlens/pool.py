@@ -51,13 +51,13 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-RETRIES = 3  # of an item whose worker died, and of starting workers
-POLL_SECONDS = 0.2  # between checks for a stop request
-AHEAD = 2  # items per worker that are in memory
+RETRIES = 3  # maximum retries of an item whose worker died, and of starting workers
+POLL_SECONDS = 0.2  # time between checks for a stop request
+AHEAD = 2  # number of items per worker that are in memory
 AGENT_SECONDS = 2.0  # time limit for a check of Ray's agents
-CHECK_SECONDS = 0.5  # between checks of Ray's agents; Ray ends a process within seconds of losing them
-CONNECT_SECONDS = 30.0  # for connecting to an existing Ray cluster
-START_SECONDS = 300.0  # for the first Ray worker to start
+CHECK_SECONDS = 0.5  # time between checks of Ray's agents; Ray ends a process within seconds of losing them
+CONNECT_SECONDS = 30.0  # time limit for connecting to an existing Ray cluster
+START_SECONDS = 300.0  # time limit for the start of the first Ray worker
 
 _RESULT, _ERROR, _BUG, _NO_VALUE = "result", "error", "bug", "no value"
 _END = object()
@@ -95,7 +95,7 @@ class PickledSource:
 
         try:
             return None if copy else _Unpickler(cloudpickle.dumps(self.value))
-        except Exception:  # the parts of an object may raise anything
+        except Exception:  # pickling may raise any exception
             return None
 
 
@@ -196,7 +196,7 @@ def _initialize(driver: int, order: bytes) -> None:
         os.dup2(null_device.fileno(), 1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     prepare_process()
-    count = current_process().name.rpartition("-")[2]  # LokyProcess-1: loky numbers the workers of a driver
+    count = current_process().name.rpartition("-")[2]  # loky names workers like LokyProcess-1
     _worker, _order = Worker(int(count) if count.isdecimal() else 0), order
 
 
@@ -221,7 +221,7 @@ class _Task:
     item: Any
     future: Future[tuple[Any, ...]] | None = None  # the call on a loky worker
     reply: tuple[Any, ...] | None = None  # the reply of a Ray worker
-    deaths: int = 0  # workers that died while they had the item
+    deaths: int = 0  # number of workers that died while they had the item
 
     def count_death(self, reason: str) -> None:
         self.deaths += 1
@@ -270,7 +270,7 @@ class ProcessPool:
                         task.future = task.future or executor.submit(_apply, task.item)
                     kind, *content = self._wait(tasks[0])
                 except TerminatedWorkerError as error:
-                    self.check_stop()  # the workers may have received a signal that is meant to stop this process
+                    self.check_stop()  # the workers may have died of a signal that also stops this process
                     _stop_executor(executor)
                     executor = None
                     for task in tasks:
@@ -450,7 +450,7 @@ class _RayMap:
         self.actors: list[_Actor] = []
         self.tasks: deque[_Task] = deque()
         self.unassigned: deque[_Task] = deque()
-        self.orders: dict[bool, Any] = {}  # in the object store, by whether the value is a copy
+        self.orders: dict[bool, Any] = {}  # loaders in the object store, by whether they contain a copy of the value
         self.lost_starts = 0
         self.last_ready = self.last_check = time.monotonic()
 
@@ -541,7 +541,7 @@ class _RayMap:
         self.unassigned.extendleft(reversed(actor.calls.values()))
 
     def stop(self) -> None:
-        """End the workers. Those of a lost agent end by themselves."""
+        """End the workers. The workers of a lost agent end by themselves."""
         if not _lost_agent(self.ray):
             for actor in self.actors:
                 self.ray.kill(actor.handle)
@@ -645,9 +645,9 @@ def _agent_error(agent: str) -> RayAgentError:
 
 
 def _lost_agent(ray: Any) -> str:
-    """Return the name of an agent of Ray that this process talks to and that no longer listens, or an empty string."""
+    """Return the name of an agent of Ray that this process needs and that no longer listens, or an empty string."""
     node = getattr(ray._private.worker, "_global_node", None)
-    if node is None:  # not connected, or connected by Ray's client, which has no agent here
+    if node is None:  # there is no connection, or Ray's client, which has no agent here
         return ""
     host, _, port = str(node.gcs_address).rpartition(":")
     for name, family, address in (
@@ -661,5 +661,5 @@ def _lost_agent(ray: Any) -> str:
             except (ConnectionRefusedError, FileNotFoundError):
                 return name
             except OSError:
-                continue  # it may only be busy or far away
+                continue  # the agent may only be busy or far away
     return ""

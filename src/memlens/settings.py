@@ -21,7 +21,7 @@ from memlens.errors import SettingError, UnknownName
 KEPT, TEXT, RUN = "What to keep", "Text", "Execution"
 SCALE = "Scale: processes, machines, large models"
 
-MOST_TRIGGERS = 64  # triggers per memory for patterns, which represent a set of triggers as 64 bits
+MOST_TRIGGERS = 64  # maximum triggers per memory for patterns, which represent a set of triggers by 64 bits
 MOST_SEED = 2**31 - 1
 MOST_SAMPLE = 10**9
 
@@ -44,7 +44,7 @@ def option(
         help: One sentence for `--help`. Without it, the field is not an option of the command line.
         metavar: Placeholder of the value in `--help`. Defaults to the choices.
         panel: Heading of the group of options in `--help`.
-        default_text: Words for the default in `--help`, if the value itself does not explain it.
+        default_text: Words for the default in `--help`, if the value does not explain itself.
         minimum: Smallest valid number.
         maximum: Largest valid number.
         choices: Valid strings.
@@ -183,7 +183,7 @@ class ScanRunSettings(RunSettings):
 
 @dataclass(frozen=True)
 class ValueSettings(Settings):
-    """Settings of values. `reading` None means folded if the model has a final norm, and raw with a paper preset."""
+    """Settings of values. `reading` None means folded if the model has a final norm, or raw with a paper preset."""
 
     top: int = option(50, "Tokens to list at each end of a value.", metavar="N", minimum=1, maximum=100_000)
     reading: str | None = option(
@@ -389,7 +389,7 @@ class CorpusSettings(Settings):
         return int(match[1]) if match else None
 
 
-WINDOW = 4096  # sentences that are sorted by length together; also the row group of corpus.parquet
+WINDOW = 4096  # number of sentences that are sorted by length together; also the row group size of corpus.parquet
 
 PRESETS: dict[str, dict[str, Any]] = {
     # As described in the paper: every prefix of every sentence, including repetitions
@@ -451,8 +451,8 @@ class ScanSettings(Settings):
         choices=("auto", "yes", "no"),
     )
     batch_tokens: int = option(4096, "Tokens per batch.", metavar="N", panel=RUN, minimum=1, maximum=2**24)
-    bos_prefix: bool = False  # whether BOS alone is a prefix (position -1)
-    whole_sentence: bool = True  # whether the whole sentence is a prefix
+    bos_prefix: bool = False  # True if BOS alone is a prefix (position -1)
+    whole_sentence: bool = True  # True if the whole sentence is a prefix
     threads: int = option(1, minimum=1, maximum=512)  # recorded, because it affects the last bits
     sample_every: int = option(64, minimum=1, maximum=2**31 - 1)  # one prefix in N is sampled for histograms
 

@@ -3,7 +3,7 @@
     interruptible    for commands: the first signal raises Interrupted or Terminated, the second ends the process
     stop_on_signal   for scans: the first signal sets a flag, which long loops check where their state is complete
 
-Python handles signals in the main thread only. In other threads both do nothing.
+Python handles signals in the main thread only. In other threads, both context managers do nothing.
 """
 
 import os
@@ -72,7 +72,7 @@ def stop_on_signal() -> Iterator[Stopper]:
         yield stopper
 
 
-_received: list[int] = []  # the signal that was raised in this command
+_received: list[int] = []  # signal that was raised in this command
 
 
 @contextmanager

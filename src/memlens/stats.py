@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 Interval = tuple[float | None, float | None]
 
 RESAMPLES = 1000
-FEW = 30  # a mean of fewer observations has Student's interval
+FEW = 30  # means of fewer observations have Student's interval
 Z = 1.959964  # quantile of a two-sided 95% interval
 ONE_SIDED = 1.645  # quantile of a one-sided 95% bound
 _TAIL = 0.025
-_DRAWN_AT_ONCE = 1 << 21  # numbers to draw at once
+_DRAWN_AT_ONCE = 1 << 21  # maximum numbers to draw at once
 
 
 class Estimate(NamedTuple):
@@ -83,7 +83,7 @@ def binomial_tail(k: Any, t: Any, f: Any) -> NDArray[np.float64]:
 def q_values(p: NDArray[np.float64], hypotheses: int) -> NDArray[np.float64]:
     """Return the lowest false discovery rate at which each p-value is accepted (Benjamini and Hochberg).
 
-    `hypotheses` may be larger than the number of p-values. The others count with p = 1.
+    `hypotheses` may be larger than the number of p-values. The other hypotheses count with p = 1.
     """
     order = np.argsort(p, kind="stable")
     multiples = p[order] * hypotheses / np.arange(1, len(p) + 1)
@@ -119,7 +119,7 @@ def generator(seed: int, experiment: str, part: int = 0) -> np.random.Generator:
 
 
 def draw(candidates: NDArray[Any], sample: int | None, random: np.random.Generator) -> NDArray[Any]:
-    """Return a random sample of the candidates in their order. None means all of them."""
+    """Return a random sample of the candidates in their order. A size of None means all candidates."""
     if sample is None or sample >= len(candidates):
         return candidates
     return candidates[np.sort(random.choice(len(candidates), sample, replace=False))]
@@ -205,7 +205,7 @@ def ratio_estimate(
     if count < 2:
         return None
     ratio = float(np.sum(parts)) / whole
-    moves = (parts - ratio * wholes) * (len(wholes) / whole)  # influence of each observation: the ratio is their mean
+    moves = (parts - ratio * wholes) * (len(wholes) / whole)  # influence of each observation on the ratio
     if np.abs(moves).max() < 1e-12:
         if bounds is None:
             return None
@@ -294,7 +294,7 @@ def roc_estimate(ones: NDArray[Any], others: NDArray[Any]) -> Estimate:
         variance = a * (1 - a) * (1 + n * (1 - a) / (2 - a) + n * a / (1 + a)) / pairs
         return (area - a) ** 2 - Z**2 * variance
 
-    tiny = 1e-12  # excess is also 0 at a = A = 0 and a = A = 1
+    tiny = 1e-12  # the excess is also 0 at a = A = 0 and a = A = 1
     low = 0.0 if area < tiny else float(brentq(excess, 0, area - tiny))
     high = 1.0 if area > 1 - tiny else float(brentq(excess, area + tiny, 1))
     return Estimate(area, low, high)

@@ -58,7 +58,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
         "rotary_dim": 4,
     },
     "opt": _HEADS | {"ffn_dim": MEMORIES, "max_position_embeddings": CONTEXT, "word_embed_proj_dim": WIDTH},
-    "bloom": {"n_layer": LAYERS, "hidden_size": WIDTH, "n_head": 3},  # Bloom always has 4 * width memories
+    "bloom": {"n_layer": LAYERS, "hidden_size": WIDTH, "n_head": 3},  # Bloom always has 4 * hidden_size memories
     "falcon": _HEADS | {"ffn_hidden_size": MEMORIES, "max_position_embeddings": CONTEXT, "bias": True},
     "phi": _ROTARY,
     "llama": _GROUPED | {"mlp_bias": True},
@@ -189,7 +189,7 @@ class Sizes:
     key_heads: int = 2
     head_width: int = 8
     experts: int = 4
-    tied: bool | None = None  # None: the default of the type
+    tied: bool | None = None  # None for the default of the type
 
     @property
     def mamba_head_width(self) -> int:
@@ -303,7 +303,7 @@ def kinds_of_memories(
         except NotBuildable:
             with _not_buildable_on_error():
                 default = _config_class(model_type)()
-            check_config(default, model_type)  # the configuration alone may rule it out
+            check_config(default, model_type)  # the configuration alone may rule the type out
             raise
     except (UnsupportedModel, NotBuildable) as error:
         return error
@@ -311,7 +311,7 @@ def kinds_of_memories(
 
 
 def tiny_network(model_type: str, seed: int = 0, sizes: Sizes = USUAL_SIZES, **overrides: Any) -> Any:
-    """Return a tiny causal LM of a type with large random weights, in evaluation mode. It has run once."""
+    """Return a tiny causal LM of a type with large random weights, in evaluation mode. The network has run once."""
     config = tiny_config(model_type, sizes, **overrides)
     with _not_buildable_on_error(), torch.no_grad():
         outline = network_without_weights(config, model_type)
@@ -368,6 +368,6 @@ def _reduce(config: Any, sizes: Sizes) -> dict[str, Any]:
             matches = [replacement for pattern, replacement in patterns if re.fullmatch(pattern, name)]
             if matches:
                 small[name] = matches[0]
-    if "kv_lora_rank" in small:  # latent attention has as many keys as queries
+    if "kv_lora_rank" in small:  # latent attention needs as many key heads as query heads
         small["num_key_value_heads"] = sizes.heads
     return small

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 _NAMED = {"\n": "⏎", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
 _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control and format characters (including text direction), separators
-_JOINERS = "\u200c\u200d"  # used in words and emoji
+_JOINERS = "\u200c\u200d"  # joiners are used in words and emoji
 _BARS = "▁▂▃▄▅▆▇█"
 MISSING = "–"
-_MOST_DECIMALS = 6  # in a column of numbers
+_MOST_DECIMALS = 6  # maximum number of decimals in a column of numbers
 FORMULA = re.compile(r"'*[=+\-@\t\r]")  # start of a cell that spreadsheets treat as a formula
 
 
@@ -141,7 +141,7 @@ def cut_right(text: str, room: int) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with four significant digits; trailing zeros are kept to align columns."""
+    """Return a number with four significant digits, with trailing zeros to align columns."""
     return f"{value:#.4g}".removesuffix(".") if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3e}"
 
 

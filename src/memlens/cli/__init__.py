@@ -32,7 +32,7 @@ def _answer_early_signals() -> None:
     def end(number: int, _frame: object) -> None:
         try:
             os.write(2, b"memlens: interrupted; run the same command again\n")
-        finally:  # exit even if stderr is closed
+        finally:  # exit even if writing to a closed stderr failed
             os._exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -53,8 +53,8 @@ def _prepare_process() -> None:
 
     prepare_process(is_server=sys.argv[1:2] == ["serve"] or "--serve" in sys.argv)
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass  # occupies closed descriptors, so that no opened file takes the place of a stream
-    # hides messages of libraries such as DuckDB when the interpreter exits
+        pass  # occupy closed descriptors, so that no opened file takes the place of a stream
+    # hide messages of libraries such as DuckDB when the interpreter exits
     atexit.register(os.dup2, descriptor, 2)
     sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8")
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8")

@@ -189,7 +189,7 @@ def _print_analysis(screen: Screen, analysis: Analysis) -> None:
 
 
 def _curve_cells(numbers: Sequence[float | None], write: Write) -> tuple[Text, Text]:
-    """Return two cells: a curve, and its number with the largest absolute value."""
+    """Return two cells: a curve, and the number of the curve with the largest absolute value."""
     measured = [value for value in numbers if value is not None]
     if not measured:
         return Text(""), Text("")
@@ -336,7 +336,7 @@ def _print_claims(screen: Screen, index: memlens.Index, experiment: Experiment, 
     """Print each claim with its verdict and the reason."""
     for judged in experiment.judge(index, _read_rows(tables)):
         judgement = judged.judgement
-        assert judgement is not None  # computed above, so the claim can be judged
+        assert judgement is not None  # the numbers were computed above, so the claim can be judged
         screen.paragraph(Text.assemble((judgement.verdict, "bold"), ": ", judged.claim.text))
         screen.paragraph(Text(visible(judgement.reason), "dim"), indent=2)
 
@@ -344,7 +344,7 @@ def _print_claims(screen: Screen, index: memlens.Index, experiment: Experiment, 
 def _print_shuffled(
     screen: Screen, index: memlens.Index, completed: list[Experiment], tables: dict[str, pa.Table]
 ) -> None:
-    """Print the claims next to the same numbers in shuffled networks, if the index has these."""
+    """Print the claims next to the same numbers in shuffled networks, if the index has such numbers."""
     judged = [
         (one.claim, one.judgement) for experiment in completed for one in experiment.judge(index, _read_rows(tables))
     ]

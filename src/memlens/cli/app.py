@@ -59,7 +59,7 @@ VERBS = {verb: module for verbs in GROUPS.values() for verb, module in verbs.ite
 
 def print_error(message: str) -> None:
     """Print one line on stderr."""
-    with suppress(OSError, ValueError):  # stderr is closed or full
+    with suppress(OSError, ValueError):  # stderr may be closed or its disk full
         print(f"memlens: {visible(message)}", file=sys.stderr, flush=True)
 
 
@@ -84,7 +84,7 @@ def guarded(verb: Callable[..., None]) -> Callable[..., int]:
             print_error(str(error))
             with suppress(OSError, ValueError):
                 sys.stdout.flush()
-            os._exit(WRONG_INPUT)  # a thread of Ray would end the interpreter during its shutdown with exit code 1
+            os._exit(WRONG_INPUT)  # otherwise a thread of Ray could change the exit code to 1
         except MemlensError as error:
             print_error(str(error))
             return WRONG_INPUT
@@ -109,7 +109,7 @@ def guarded(verb: Callable[..., None]) -> Callable[..., int]:
 
 
 def _check_number(name: str, value: Any) -> None:
-    """Raise SettingError for an integer beyond the range of all options. Settings have narrower limits."""
+    """Raise SettingError for an integer beyond the range of all options. Settings check narrower limits."""
     for number in value if isinstance(value, (list, tuple)) else [value]:
         if isinstance(number, int) and abs(number) > _LARGEST_NUMBER:
             limit = f"{_LARGEST_NUMBER:,}"
@@ -154,7 +154,7 @@ class _Command(TyperCommand):
                 group = "Output" if option.name == "help" else getattr(option, "rich_help_panel", None) or "Options"
                 groups.setdefault(group, []).append((_option_names(option), _option_help(option)))
         if "Output" in groups:
-            groups["Output"] = groups.pop("Output")  # last
+            groups["Output"] = groups.pop("Output")  # move to the end
         usage = " ".join([ctx.command_path, *map(_argument_usage, arguments), "[OPTIONS]"])
         formatter.write(_render_help(usage, self.help or "", groups.items()))
 

@@ -174,7 +174,7 @@ def scan(
 
         if resume and (line := resumed_hardware_warning(Path(out))):
             screen.note(line)
-        run: Any = memlens.scan  # returns an Index, or a Shard with --shard
+        run: Any = memlens.scan  # returns an Index, or a Shard if --shard is given
         try:
             result = run(
                 model, corpus, out=out, resume=resume, device=device, dtype=dtype, progress=progress, **options
@@ -379,7 +379,7 @@ def _print_patterns_by_layer(screen: Screen, index: memlens.Index) -> None:
 
     layers = compute(index)
     settings = index.manifest.patterns
-    assert settings is not None  # the caller has computed the patterns
+    assert settings is not None  # the index has patterns, because the caller has computed them
     if screen.as_json:
         screen.json({"index": str(index.folder), **settings.content, "layers": layers})
         return

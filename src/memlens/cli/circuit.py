@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
 
 _PROMPT, _TASK = "Circuit of a prompt", "Circuit of a task"
-_SOURCES = 3  # printed edges into a memory, strongest first
-_REPORTED = 200  # memories of a task's circuit in its report
-_MEMORIES = 20  # printed memories of a task's circuit
+_SOURCES = 3  # number of printed edges into a memory, strongest first
+_REPORTED = 200  # number of memories of a task's circuit in its report
+_MEMORIES = 20  # number of printed memories of a task's circuit
 _GATES = ("value", "half")
 _METHODS = ("integrated", "relevance", "patching")
 
@@ -252,7 +252,7 @@ def _show_task(
     options: dict[str, Any],
     place: dict[str, Any],
 ) -> None:
-    """Find and print the circuit of a task; save it as an intervention."""
+    """Find and print the circuit of a task, and save it as an intervention."""
     from memlens.circuits.task import read_pairs, task_circuit
     from memlens.tracer.prompt import open_model
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from memlens.index.memory import ExpertRecord, MemoryPattern, MemoryRecord, MemoryValue, TokenNumber
     from memlens.index.search import SearchQuery, SearchResult
 
-_TOP = 10  # triggers and tokens to show by default
+_TOP = 10  # number of triggers and tokens to show by default
 _NEXT_WIDTH = 16  # width of the token after a prefix
 _TOKEN_WIDTH = 22
 _BOS = "(BOS)"  # shown for a prefix that consists of BOS only

@@ -61,7 +61,7 @@ def check(screen: Screen, index: IndexFolder) -> None:
     from memlens.index.format import ANNOTATIONS
 
     for finding in checked.damaged:
-        if finding.file == ANNOTATIONS:  # cannot be rebuilt, so the advice below does not apply
+        if finding.file == ANNOTATIONS:  # annotations cannot be rebuilt, so the advice below does not apply
             raise IndexFolderError(finding.detail)
     if checked.damaged:
         names = [visible(finding.file) for finding in checked.damaged]
@@ -91,7 +91,7 @@ def repair(screen: Screen, index: IndexFolder, model: ModelNow = None) -> None:
         screen.result(f"rebuilt: {', '.join(names)}" if names else "every table is intact; nothing to do")
 
 
-_RECORDS = {"jsonl": "memories", "csv": "triggers"}  # format -> what it counts
+_RECORDS = {"jsonl": "memories", "csv": "triggers"}  # format -> name of its records
 
 
 @with_screen(json=False)

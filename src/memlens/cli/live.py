@@ -111,7 +111,7 @@ def trace(
 
     loaded, index = open_model(model, where=where, device=device, dtype=dtype)
     if intervention is not None and (screen.as_json or save is not None or file is not None):
-        intervention = intervention.meant_for(loaded)  # adds the model's fingerprint, which replaying checks
+        intervention = intervention.meant_for(loaded)  # add the fingerprint for later checks
     result = _run_trace(loaded, index, prompt, intervention, position=position, token=token, against=against, top=top)
     texts = _generate(loaded, prompt, generate, intervention, temperature, seed)
     if save is not None and intervention is not None:
@@ -160,7 +160,7 @@ def _run_trace(
 
     if intervention is None:
         return trace(model, prompt, index=index, **options)
-    # the fingerprint was already compared with the model's, which takes time for a large model
+    # skip comparing the fingerprint again, which takes time for a large model
     effect = intervene(model, prompt, intervention.for_any(), index=index, **options)
     return replace(effect, intervention=intervention)
 

@@ -22,7 +22,7 @@ class Group:
 
     callback: Verb
     commands: Mapping[str, "Verb | Group"]
-    needs_command: bool = True  # False: the callback also runs without a subcommand
+    needs_command: bool = True  # if False, the callback also runs without a subcommand
 
 
 def setting(settings: type, name: str, option: str | None = None) -> Any:

@@ -50,7 +50,7 @@ def open_output(
 ) -> Iterator[BinaryIO | _Stdout]:
     """Open the output of an export: stdout, or a file that replaces the named one when the block ends."""
     if file is None:
-        if getattr(sys.stdout, "name", None) == 1:  # stdout was closed and replaced in cli/__init__.py
+        if getattr(sys.stdout, "name", None) == 1:  # descriptor 1: stdout was closed and replaced in cli/__init__.py
             raise SettingError(f"stdout is closed, so the export would be lost; name a file with {option}")
         yield _Stdout(sys.stdout)
         return
@@ -63,7 +63,7 @@ def check_outputs(outputs: Mapping[str, tuple[Path | None, Callable[[bytes], boo
     """Raise SettingError or OutputError if a file cannot be written, before anything is computed.
 
     Args:
-        outputs: By option: the file, or None if the option is not given, and whether its content may be replaced.
+        outputs: option -> its file (None if not given), and True if the content may be replaced.
         force: Replace files that memlens did not write.
     """
     given = {option: (path, is_ours) for option, (path, is_ours) in outputs.items() if path is not None}
@@ -80,14 +80,14 @@ def check_outputs(outputs: Mapping[str, tuple[Path | None, Callable[[bytes], boo
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # handled in app.py; rich would exit
+        raise BrokenPipeError  # app.py handles this; rich would exit
 
 
 # A cell of a table. None is shown as a dash. A function receives the width of the column.
 Cell = str | Text | int | float | None | Callable[[int], Text]
 
 _GAP = 2  # space between columns of a table
-_NARROWEST, _COMFORTABLE = 9, 22  # widths of a shortened column of text
+_NARROWEST, _COMFORTABLE = 9, 22  # minimum and readable width of a shortened column of text
 _NUMBER = re.compile(r"([+\-−]?[\d.,]+(e[+\-−]?\d+)?%?|–|yes|no|)")
 
 
@@ -101,7 +101,7 @@ class Screen:
 
     @property
     def styled(self) -> bool:
-        """True if results are highlighted by color, False if by characters."""
+        """True if results are highlighted by color, False if they are highlighted by characters."""
         return self.out.color_system is not None
 
     @property
@@ -148,7 +148,7 @@ class Screen:
         """Print a table that fits the terminal.
 
         Columns of numbers are aligned right and never shortened. If the table is too wide, `optional` columns are left
-        out, the first one first; then the widest columns of text are shortened.
+        out in the order given. Then the widest columns of text are shortened.
 
         Args:
             heads: One heading per column.
@@ -292,7 +292,7 @@ def _console(stream: IO[str]) -> Console:
 
 
 _REDRAW_SECONDS = 0.1
-_LARGE_TEXT = 10**6  # the reading speed is printed for more bytes of text than this
+_LARGE_TEXT = 10**6  # bytes of text above which the reading speed is printed
 _DESCRIPTIONS = {
     "model": "loading the model",
     "corpus": "reading the corpus",
@@ -339,7 +339,7 @@ class ProgressBar:
 
     def __init__(self, screen: Screen, first: str = "model") -> None:
         self.screen, self.first = screen, first
-        self.steps: list[str] = []  # in order of their start
+        self.steps: list[str] = []  # steps in order of their start
         self.prefix = ""  # text before the description of a step
         self._bar: Progress | None = None
         self._last_drawn = 0.0
