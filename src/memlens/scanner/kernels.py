@@ -5,7 +5,7 @@ lists its rows that are candidate prefixes, by sentence and position. `add_block
 state of a layer, in tiles of COLUMNS columns and groups of up to SENTENCES sentences:
 
 1. Read each sentence without branches: maximum, minimum, sum and number of positive coefficients of each memory
-   (`_scan_sentence_`). This runs at the speed of memory.
+   (`_scan_sentence_`). This is limited by memory bandwidth.
 2. For gated memories, read the sentence again while it is in the cache: maximum and number of coefficients in each sign
    quadrant. The few prefixes that reach a list are inserted (`_scan_quadrants_`).
 3. After each group of sentences, compare the extremes of each memory with the last entry of its list of triggers. Only
@@ -16,9 +16,9 @@ state of a layer, in tiles of COLUMNS columns and groups of up to SENTENCES sent
 Lists have a total order: higher score, then lower sentence, then lower position. Sums are whole numbers, and the sample
 depends on seed, sentence and position. All of it is therefore the same in any order of blocks, batches and merges.
 
-A list entry is a 64-bit key and a position. The key holds the bits of a positive float32 score above the complement of
-the sentence, so that comparing two integers compares score and sentence. The key of an empty entry is 0. At the bottom
-end, scores are coefficients times -1.
+A list entry is a 64-bit key and a position. The high 32 bits of the key are those of a positive float32 score. The low
+32 bits are the complement of the sentence number. Comparing two keys as integers therefore compares scores first, then
+sentences. The key of an empty entry is 0. At the bottom end, scores are coefficients times -1.
 
 Numba turns loops into vector code if they have no branches. That is why conditional expressions, float32 counters and
 unrolled rows appear below, and why arrays are filled by assignment and not passed through functions.
@@ -42,29 +42,29 @@ FloatArray = NDArray[np.floating[Any]]
 IntArray = NDArray[np.integer[Any]]
 KeyArray = NDArray[np.uint64]
 
-# Chosen by measurement (docs/benchmarks.md): the accumulators of a group of sentences fit the second-level cache, and
+# Measured (docs/benchmarks.md): the accumulators of a group of sentences fit the second-level cache, and
 # rows of usual widths are read in one piece.
 COLUMNS = 1536
-ROWS = 4  # read together in the first pass
-SENTENCES = 16  # read before the lists are updated, which raises their thresholds
-INSERTED = 4  # new entries of a list; more are sorted and merged, which is faster than inserting them one by one
+ROWS = 4  # rows read together in the first pass
+SENTENCES = 16  # sentences read before the lists are updated, which raises their thresholds
+INSERTED = 4  # maximum number of new entries inserted one by one; sorting and merging is faster for more
 
-EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # of position ranges: 0, 1, 2 to 3, 4 to 7, ..., 512 and more
+EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # edges of position ranges: 0, 1, 2 to 3, 4 to 7, ..., 512 and more
 BUCKETS = len(EDGES) + 1
 UNIT = 2.0**-20  # sums are whole multiples of this: integers add up to the same bits in any order
-KEPT = 5  # prefixes of each sign quadrant
-DRAWN = 100  # prefixes in the random sample of each expert
-EXAMPLES = 8  # sampled prefixes of each memory; those that are also triggers are dropped when the index is written
-SMALLEST, LARGEST = -10, 5  # exponents of histogram edges: the middle bin is |m| < 2^-10, the outermost |m| >= 2^5
+KEPT = 5  # number of prefixes listed for each sign quadrant
+DRAWN = 100  # number of prefixes in the random sample of each expert
+EXAMPLES = 8  # number of sampled prefixes per memory; those that are triggers are dropped in the index
+SMALLEST, LARGEST = -10, 5  # exponents of histogram edges: the middle bin is |m| < 2^-10, the outer bins |m| >= 2^5
 SIDE = LARGEST - SMALLEST + 1
 BINS = 2 * SIDE + 1
 
-FINE, TOO_LARGE = -1, -2  # status of a block; a status from 0 on is the first column with a sum that is not finite
+FINE, TOO_LARGE = -1, -2  # status of a block; a status >= 0 is the first column whose sum is not finite
 _LOW, _SHIFT = uint64(0xFFFFFFFF), uint64(32)
-_NO_HASH = uint64(0xFFFFFFFFFFFFFFFF)  # in empty places of Examples
+_NO_HASH = uint64(0xFFFFFFFFFFFFFFFF)  # marks empty places of Examples
 _SMALLEST_SCORE = np.float32(1e-45)
-_CACHE_LINE = 16  # columns of float32
-_WORD = 8  # bytes
+_CACHE_LINE = 16  # number of float32 columns in a cache line
+_WORD = 8  # bytes in a word
 
 
 # --- records ---------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class Candidates(NamedTuple):
     rows: IntArray  # [n]
     sentences: IntArray  # [n]
     positions: IntArray  # [n] int32
-    buckets: IntArray  # [n] int32: position range, one of BUCKETS
+    buckets: IntArray  # [n] int32: number of the position range, below BUCKETS
     starts: IntArray  # [sentences + 1]: where each sentence starts in the arrays above
 
 
@@ -123,7 +123,7 @@ class Totals(NamedTuple):
     """Statistics of all prefixes of a scan, for each memory of a layer."""
 
     total: IntArray  # [memories] int64: sum of coefficients, in UNITs
-    fired: IntArray  # [memories, BUCKETS] int64: prefixes with a positive coefficient
+    fired: IntArray  # [memories, BUCKETS] int64: number of prefixes with a positive coefficient
     highest: FloatArray  # [memories] float32
     lowest: FloatArray  # [memories] float32
 
@@ -138,7 +138,7 @@ class Totals(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """The same statistics of some columns of a block, before they are checked."""
+    """The statistics of Totals for some columns of a block, before they are checked."""
 
     total: FloatArray  # float64
     fired: IntArray | FloatArray  # [BUCKETS or more, columns]
@@ -147,10 +147,10 @@ class Sums(NamedTuple):
 
 
 class Gates(NamedTuple):
-    """The gates of a block before their activation."""
+    """The gates of a block before the activation."""
 
     values: FloatArray  # [rows, any]
-    start: int  # the column of the first memory
+    start: int  # column of the first memory
 
     @classmethod
     def of(cls, gates: torch.Tensor) -> Gates:
@@ -167,26 +167,26 @@ NO_GATES = Gates(np.zeros((1, 1), np.float32), 0)
 
 
 class Quadrants(NamedTuple):
-    """Number and best prefixes of each sign quadrant of each gated memory.
+    """The number of prefixes and the best ones in each sign quadrant of each gated memory.
 
     A gated coefficient is f(g) u: the activation of the gate times the input. Its quadrant is (sign of g, sign of u),
     after Gerstner and Schütze, https://arxiv.org/abs/2505.17936. The sign of u follows from those of coefficient and
     f(g), so the loops only compare coefficients and gates with 0. A coefficient of 0 has no quadrant.
 
-    The four are, in this order: gate open (above 0) and coefficient above 0, open and below, shut and above, shut and
-    below.
+    The order of quadrants is: gate open (above 0) and coefficient above 0, open and below 0, closed and above 0, closed
+    and below 0.
     """
 
     counts: IntArray  # [memories, 4] int64
     lists: Lists  # [4 * memories, KEPT]: row 4 m + quadrant, scores are |coefficients|
-    turns: NDArray[np.bool_]  # [memories]: f(g) is negative for a negative gate, as with SiLU and GELU
+    turns: NDArray[np.bool_]  # [memories]: whether f(g) is negative for a negative gate, as with SiLU and GELU
 
     @classmethod
     def empty(cls, memories: int) -> Quadrants:
         return cls(np.zeros((memories, 4), np.int64), Lists.empty(4 * memories, KEPT), np.zeros(memories, np.bool_))
 
     def order(self) -> IntArray:
-        """Return where ++, +-, -+ and -- (gate, input) are among the four, [memories, 4]."""
+        """Return the quadrant numbers of the signs ++, +-, -+ and -- of (gate, input), [memories, 4]."""
         return np.where(self.turns[:, None], [0, 1, 3, 2], [0, 1, 2, 3])
 
     def part(self, memories: slice) -> Quadrants:
@@ -196,7 +196,7 @@ class Quadrants(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """The sampled prefixes with the lowest hashes among those with a positive coefficient, for each memory."""
+    """For each memory, the sampled prefixes with a positive coefficient and the lowest hashes."""
 
     hashes: KeyArray  # [memories, EXAMPLES]; _NO_HASH in empty places
     coefficients: FloatArray
@@ -210,7 +210,7 @@ class Sample(NamedTuple):
     counts: IntArray  # [memories, BINS] int64
     examples: Examples
     seed: int
-    limit: np.uint64  # prefixes whose hash is at most this are in the sample
+    limit: np.uint64  # highest hash of a prefix in the sample
 
     @classmethod
     def empty(cls, memories: int, seed: int, every: int) -> Sample:
@@ -228,11 +228,11 @@ class Sample(NamedTuple):
 class Reach(NamedTuple):
     """The number of prefixes that reached memories, by position range.
 
-    Row 0 counts for memories that every token reaches, row 1 + e for those of expert e behind a router.
+    Row 0 is for memories that every token reaches, row 1 + e for those of expert e behind a router.
     """
 
     prefixes: IntArray  # [1 + experts, BUCKETS] int64
-    sentences: IntArray  # [1 + experts, BUCKETS] int64: sentences with such a prefix
+    sentences: IntArray  # [1 + experts, BUCKETS] int64: number of sentences with such a prefix
 
     @classmethod
     def empty(cls, experts: int) -> Reach:
@@ -244,9 +244,9 @@ class Routing(NamedTuple):
     """The prefixes that were sent to each expert behind a router."""
 
     chosen: IntArray  # [experts] int64: number of prefixes
-    weight: IntArray  # [experts] int64: sum of their router weights, in UNITs
-    heaviest: Lists  # [experts, top]: prefixes with the largest weights
-    drawn: Lists  # [experts, DRAWN]: a random sample, those with the highest hashes
+    weight: IntArray  # [experts] int64: sum of the router weights, in UNITs
+    heaviest: Lists  # [experts, top]: prefixes with the largest router weights
+    drawn: Lists  # [experts, DRAWN]: random prefixes, chosen by the highest hashes
 
     @classmethod
     def empty(cls, experts: int, top: int) -> Routing:
@@ -255,12 +255,12 @@ class Routing(NamedTuple):
 
 
 class LayerArrays(NamedTuple):
-    """All that `add_block_` updates."""
+    """All arrays of a layer that `add_block_` updates."""
 
     top: Lists
-    bottom: Lists  # of a single memory if the bottom end is not kept
+    bottom: Lists  # lists of a single memory if the bottom end is not kept
     totals: Totals
-    quadrants: Quadrants  # of no memories if the layer is not gated
+    quadrants: Quadrants  # without memories if the layer is not gated
     sample: Sample
 
 
@@ -301,7 +301,7 @@ def scan_block_(
     quadrants: Quadrants,
     has_gates: bool,
 ) -> int:
-    """Steps 1 to 4. Returns a status."""
+    """Run steps 1 to 4. Returns a status."""
     one, columns = np.float32(1), min(COLUMNS, last_column - first_column)
     shape = (SENTENCES, columns)
     peak, peak_step = np.empty(shape, np.float32), np.empty(shape, np.float32)
@@ -358,7 +358,7 @@ def scan_block_(
 
 @compiled_part
 def _group_end(starts: IntArray, first: int, one_a_sentence: bool) -> int:
-    """Return one past the last sentence of the group that starts with `first`."""
+    """Return the end (exclusive) of the group of sentences that starts with `first`."""
     last, rows = first, 0
     while last < starts.shape[0] - 1 and last - first < SENTENCES:
         rows += starts[last + 1] - starts[last]
@@ -370,7 +370,7 @@ def _group_end(starts: IntArray, first: int, one_a_sentence: bool) -> int:
 
 @compiled
 def add_sums_(totals: Totals, sums: Sums, start: int, width: int) -> int:
-    """Add the sums of the first `width` columns to the memories from number `start` on, or none if one is not finite.
+    """Add the sums of the first `width` columns to memories `start` and up. Adds none if one sum is not finite.
 
     Returns a status.
     """
@@ -385,7 +385,7 @@ def add_sums_(totals: Totals, sums: Sums, start: int, width: int) -> int:
     for c in range(width):
         m = start + c
         totals.total[m] += np.int64(np.rint(sums.total[c] / UNIT))
-        # adding 0.0 turns -0.0 into 0.0: which of the two a maximum keeps would depend on the order
+        # adding 0.0 turns -0.0 into 0.0; otherwise the order would decide which zero a maximum keeps
         totals.highest[m] = max(totals.highest[m], sums.highest[c] + np.float32(0))
         totals.lowest[m] = min(totals.lowest[m], sums.lowest[c] + np.float32(0))
         for b in range(BUCKETS):
@@ -395,7 +395,7 @@ def add_sums_(totals: Totals, sums: Sums, start: int, width: int) -> int:
 
 @compiled_part
 def worse_status(status: int, other: int) -> int:
-    """Combine two statuses: the first column that is not finite, otherwise TOO_LARGE if one of them is."""
+    """Combine two statuses: the first column that is not finite, otherwise TOO_LARGE if one status is TOO_LARGE."""
     if status >= 0 and other >= 0:
         return min(status, other)
     return max(status, other) if status >= 0 or other >= 0 else min(status, other)
@@ -413,10 +413,10 @@ def _scan_sentence_(
     width: int,
     high: FloatArray,  # [columns] out: maximum
     low: FloatArray,  # [columns] out: minimum
-    high_step: FloatArray,  # [columns] out: the step of ROWS rows that holds the maximum first
-    low_step: FloatArray,  # [columns] out: the same of the minimum
+    high_step: FloatArray,  # [columns] out: first step of ROWS rows that holds the maximum
+    low_step: FloatArray,  # [columns] out: first step that holds the minimum
     summed: FloatArray,  # [columns] out
-    fired: FloatArray,  # [BUCKETS + 1, columns] added to; the last row is not used
+    fired: FloatArray,  # [BUCKETS + 1, columns]: counts to add to; the last row is not used
 ) -> None:
     """Read the columns [tile, tile + width) of one sentence, ROWS rows at a time."""
     one, none = np.float32(1), np.float32(0)
@@ -427,7 +427,7 @@ def _scan_sentence_(
     for i in range(start, whole, ROWS):
         row_a, row_b = block[rows[i], tile : tile + width], block[rows[i + 1], tile : tile + width]
         row_c, row_d = block[rows[i + 2], tile : tile + width], block[rows[i + 3], tile : tile + width]
-        alike = buckets[i] == buckets[i + 3]  # positions ascend
+        alike = buckets[i] == buckets[i + 3]  # compare the ends only, because positions ascend
         counts = fired[buckets[i] if alike else BUCKETS]
         step = np.float32((i - start) // ROWS)
         for c in range(width):
@@ -469,12 +469,12 @@ def _count_positive_(row: FloatArray, counts: FloatArray, width: int) -> None:
 
 
 class _RunningQuadrants(NamedTuple):
-    """Results of some columns, in the order of Quadrants: coefficients above and below 0 for gates above 0, and not."""
+    """Results of some columns, by quadrant in the order of Quadrants."""
 
-    extremes: FloatArray  # [4, columns] of one sentence: maximum, minimum, maximum, minimum
-    counts: FloatArray  # [4, columns] of the whole block
-    thresholds: FloatArray  # [4, columns]: |extreme| that reaches the list
-    reached: IntArray  # [columns] uint8: some extreme reaches its list
+    extremes: FloatArray  # [4, columns]: maximum, minimum, maximum, minimum of one sentence
+    counts: FloatArray  # [4, columns]: counts of the whole block
+    thresholds: FloatArray  # [4, columns]: |extreme| needed to reach the list
+    reached: IntArray  # [columns] uint8: whether an extreme reaches its list
     zeros: FloatArray  # [columns]
 
 
@@ -537,7 +537,7 @@ def _read_quadrants_(
     block: FloatArray, gates: Gates, candidates: Candidates, sentence: int, tile: int, width: int,
     running: _RunningQuadrants,
 ) -> None:  # fmt: skip
-    """Read the extremes and counts of one sentence, four rows at a time. Rows of zeros fill the last four."""
+    """Read the extremes and counts of one sentence, four rows at a time. The last four are padded with zeros."""
     start, stop = candidates.starts[sentence], candidates.starts[sentence + 1]
     running.extremes[:] = 0
     for i in range(start, stop, 4):
@@ -659,11 +659,11 @@ def _find_matches(
     last: int,
     m: int,
     sign: np.float32,
-    peaks: FloatArray,  # [SENTENCES]: the extreme of column m in each of these sentences
-    peak_steps: FloatArray,  # [SENTENCES]: the step of ROWS rows that holds it
+    peaks: FloatArray,  # [SENTENCES]: extreme of column m in each sentence
+    peak_steps: FloatArray,  # [SENTENCES]: step of ROWS rows that holds the extreme
     threshold: np.float32,
     one_a_sentence: bool,
-    matches: KeyArray,  # out: keys of the candidates that reach the threshold, with their index in place of a sentence
+    matches: KeyArray,  # out: keys of candidates that reach the threshold, with an index instead of the sentence
 ) -> int:
     """Read column m of some sentences again. Returns the number of matches."""
     count = 0
@@ -697,9 +697,9 @@ def _insert_matches_(
     sentences: IntArray,  # ascending, and positions ascending within a sentence
     positions: IntArray,
     one_a_sentence: bool,
-    spare: Lists,  # [1, top] to merge into
+    spare: Lists,  # [1, top]: work space for merging
 ) -> None:
-    """Insert matches into the list of memory m: a few one by one, many by sorting and merging."""
+    """Insert matches into the list of memory m, one by one if there are few, otherwise by sorting and merging."""
     if count < INSERTED or (one_a_sentence and _contains_any(lists, m, matches, count, sentences)):
         for match in range(count):
             i = _LOW - (matches[match] & _LOW)
@@ -822,7 +822,7 @@ def sample_block_(
     """Add the sampled candidates in some columns of a block to histograms and examples."""
     bits, counts, hashes = block.view(np.int32), sample.counts, sample.examples.hashes
     sampled = sampled_candidates(sample, candidates)
-    for tile in range(first_column, last_column, _CACHE_LINE):  # the counts of a few memories stay in the cache
+    for tile in range(first_column, last_column, _CACHE_LINE):  # so that the counts stay in the cache
         for i in sampled:
             row, sentence, position = candidates.rows[i], candidates.sentences[i], candidates.positions[i]
             hash_of_prefix = prefix_hash(sample.seed, sentence, position)
@@ -920,7 +920,7 @@ def count_reach_(reach: Reach, row: int, candidates: Candidates) -> None:
 
 @compiled
 def select_rows(candidates: Candidates, rows: IntArray, tokens: int) -> Candidates:
-    """Return the candidates among some rows of a flattened batch of `tokens` rows, as rows of a block of those rows."""
+    """Return the candidates in a subset of the `tokens` rows of a batch, numbered by their place in the subset."""
     place = np.full(tokens, -1, np.int64)
     for i in range(rows.shape[0]):
         place[rows[i]] = i

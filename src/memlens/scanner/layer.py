@@ -1,10 +1,10 @@
 """What a scan keeps of one layer: exact triggers, statistics and a sample of prefixes.
 
-Coefficients come in blocks, one per group of memories and batch; an expert's block has only the tokens that its router
-sent there. On the CPU, a block goes through `kernels.add_block_`. On another device, it is filtered there, and only the
+Coefficients come in blocks, one per group of memories and batch. The block of an expert has only the tokens routed to
+it. On the CPU, a block goes through `kernels.add_block_`. On another device, it is filtered there, and only the
 coefficients that reach a list are copied. Both give the same lists.
 
-The state of disjoint batches merges in any order to the same state (see `kernels`).
+States of disjoint batches can be merged in any order with the same result (see `kernels`).
 """
 
 from __future__ import annotations
@@ -114,14 +114,14 @@ class TopTriggers:
 
 
 class LayerScan:
-    """All that a scan keeps of one layer.
+    """The state of a scan for one layer.
 
     Args:
         layer: Number of the layer.
         memories: Number of memories. Those of routed experts are the last ones.
         bottom: Keep the most negative triggers.
         experts: Number of experts behind a router.
-        size: Memories of one such expert.
+        size: Number of memories of such an expert.
         gated: Keep sign quadrants.
         settings: Settings of the scan.
     """
@@ -135,10 +135,10 @@ class LayerScan:
         self.totals = Totals.empty(memories)
         self.reach = Reach.empty(experts)
         self.quadrants = Quadrants.empty(memories) if gated else None
-        self.seed = settings.seed * 1_000_003 + layer  # each layer samples other prefixes
+        self.seed = settings.seed * 1_000_003 + layer  # each layer samples different prefixes
         self.sample = Sample.empty(memories, self.seed, settings.sample_every)
         self.routing = Routing.empty(experts, settings.top) if experts else None
-        self._has_turns = set[int]()  # the groups, by their first memory, whose `quadrants.turns` are set
+        self._has_turns = set[int]()  # first memories of the groups whose `quadrants.turns` are set
         self._arrays = LayerArrays(
             self.triggers.top_lists, self.triggers.bottom_lists, self.totals,
             Quadrants.empty(0) if self.quadrants is None else self.quadrants, self.sample,
@@ -156,7 +156,7 @@ class LayerScan:
                 weights = block.weights.detach().cpu().float().numpy()
                 count_routed_(self.routing, group.expert, self.seed + group.expert, weights, candidates)
             count_reach_(self.reach, 1 + group.expert, candidates)
-        elif group.start == 0:  # every token reaches all groups without a router
+        elif group.start == 0:  # without a router, every token reaches all groups
             count_reach_(self.reach, 0, candidates)
         gates = block.gates if self.quadrants is not None else None
         if self.quadrants is not None and gates is not None and group.start not in self._has_turns:
@@ -231,7 +231,7 @@ class LayerScan:
         self, lists: Lists, scores: torch.Tensor, mask: torch.Tensor, candidates: Candidates, step: int = 1,
         offset: int = 0,
     ) -> None:  # fmt: skip
-        """Insert the scores [n, memories] under a mask. Memory m has the list number m * step + offset."""
+        """Insert the scores [n, memories] selected by a mask. The list of memory m has the number m * step + offset."""
         row, memory = (index.cpu().numpy() for index in mask.nonzero(as_tuple=True))
         insert_all_(
             lists, memory * step + offset, scores[mask].cpu().numpy(), candidates.sentences[row],
@@ -294,7 +294,7 @@ class LayerScan:
         self._has_turns.clear()
 
 
-_COUNTS = {  # arrays that are added up in a merge
+_COUNTS = {  # arrays that a merge adds up
     "totals.total",
     "totals.fired",
     "reach.prefixes",
@@ -307,7 +307,7 @@ _COUNTS = {  # arrays that are added up in a merge
 
 
 def _flatten(name: str, record: Any) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield the arrays of a named tuple, and of named tuples inside it, with their dotted names."""
+    """Yield the arrays of a named tuple and of its nested tuples, with dotted names."""
     for field, value in record._asdict().items():
         if isinstance(value, np.ndarray):
             yield f"{name}.{field}", value

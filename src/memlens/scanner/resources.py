@@ -26,12 +26,12 @@ from memlens.scanner.scan import Scanner, plan_batches
 from memlens.scanner.state import LayerShape, ScanState, shapes_of
 from memlens.settings import CorpusSettings, ScanRunSettings, ScanSettings, is_hub_source
 
-_SHORT_SECONDS = 120.0  # of a scan that has no workers by default
-_OPERATIONS = 1e10  # per second, on any machine
-_FREE_SHARE = 0.8  # of the free memory that workers may use
-_PROGRAM_BYTES = 700 << 20  # libraries and buffers of a process
-_BYTES_PER_TOKEN, _COMPRESSION = 4, 4  # of plain text; the ratio of compressed text
-_BYTES_PER_TRIGGER = 24  # its key and position, and a copy while they are saved, merged or written
+_SHORT_SECONDS = 120.0  # longest scan that uses no workers by default
+_OPERATIONS = 1e10  # operations per second, assumed for every machine
+_FREE_SHARE = 0.8  # share of the free memory that workers may use
+_PROGRAM_BYTES = 700 << 20  # size of a process with its libraries and buffers
+_BYTES_PER_TOKEN, _COMPRESSION = 4, 4  # bytes of plain text per token, and ratio of compression
+_BYTES_PER_TRIGGER = 24  # key and position, and their copy during saving, merging or writing
 _PROBE_LENGTH, _PROBE_TOKENS = 32, 2048
 
 
@@ -39,7 +39,7 @@ _PROBE_LENGTH, _PROBE_TOKENS = 32, 2048
 class WorkerCount:
     """A number of workers and the threads of each."""
 
-    workers: int  # 0 on a Ray cluster: as many as it has room for
+    workers: int  # number of workers; 0 on a Ray cluster for as many as fit
     threads: int
 
 
@@ -77,14 +77,14 @@ def choose_workers(
 
 
 def worker_bytes(model: MemoryModel, settings: ScanSettings) -> int:
-    """Return about how much memory one worker uses: weights, state, and the program itself."""
+    """Return the approximate memory use of one worker in bytes: weights, state, and the program itself."""
     weights = sum(weight.numel() * weight.element_size() for weight in model.network.parameters())
     memories = sum(block.memories for block in model.layers)
     return weights + memories * (_BYTES_PER_TRIGGER * settings.top + 600) + _PROGRAM_BYTES
 
 
 def approximate_tokens(corpus: CorpusSettings, limit: int | None) -> int:
-    """Return about how many tokens a corpus has, from the sizes of its files. A Hub dataset counts as large."""
+    """Estimate the number of tokens of a corpus from its file sizes. A Hub dataset counts as large."""
     size = 0.0
     for source in corpus.sources:
         if is_hub_source(source):
@@ -117,7 +117,7 @@ def check_list_memory(shapes: Mapping[int, LayerShape], settings: ScanSettings, 
     Args:
         shapes: The layers.
         settings: Options of the scan.
-        together: Layers that are scanned in one pass; None for all.
+        together: Number of layers scanned in one pass; None for all.
     """
     lists = sorted((shape.memories * (2 if shape.bottom else 1) for shape in shapes.values()), reverse=True)
     needed = sum(lists[:together]) * settings.top * _BYTES_PER_TRIGGER
@@ -129,14 +129,14 @@ def check_list_memory(shapes: Mapping[int, LayerShape], settings: ScanSettings, 
 
 
 def memory_before_loading(sizes: ModelSizes, settings: ScanSettings, bytes_a_number: int) -> dict[str, int]:
-    """Return the bytes that a scan uses for weights, lists, a batch and unpacking, computed without the model."""
+    """Return the bytes that a scan needs for weights, lists, a batch and unpacking, without loading the model."""
     bottom = settings.bottom == "yes" or (settings.bottom == "auto" and sizes.gated)
     two, one = (
         sum(a.nbytes for a in LayerScan(0, n, bottom, gated=sizes.gated, settings=settings).arrays().values())
         for n in (2, 1)
     )
     width = (3 if sizes.gated else 2) * sizes.widest + 8 * sizes.width
-    lists = sum(sizes.memories) * (two - one) + len(sizes.memories) * (2 * one - two)  # a layer has its own counts
+    lists = sum(sizes.memories) * (two - one) + len(sizes.memories) * (2 * one - two)  # part of the counts is per layer
     batch = settings.batch_tokens * width * bytes_a_number
     return {
         "weights": sizes.parameters * bytes_a_number,
@@ -152,10 +152,10 @@ class ScanEstimate:
 
     threads: int
     tokens_per_second: float
-    probe_tokens: int  # that were measured
+    probe_tokens: int  # number of tokens in the measured batch
     weights_bytes: int
-    lists_bytes: int  # triggers, statistics and samples of all memories
-    batch_bytes: int  # coefficients and states of one layer
+    lists_bytes: int  # size of triggers, statistics and samples
+    batch_bytes: int  # size of the coefficients and states of one layer
 
     @property
     def seconds_per_million(self) -> float:
@@ -167,7 +167,7 @@ class ScanEstimate:
 
 
 def estimate_scan(model: MemoryModel, settings: ScanSettings, layers: Sequence[int] | None = None) -> ScanEstimate:
-    """Scan one batch of random tokens, after a short one that loads the compiled loops, and return the costs.
+    """Scan a batch of random tokens and return the costs. A short batch before it loads the compiled loops.
 
     Raises:
         SettingError: The trigger lists would not fit in memory.
@@ -182,7 +182,7 @@ def estimate_scan(model: MemoryModel, settings: ScanSettings, layers: Sequence[i
     tokens = np.random.default_rng(settings.seed).integers(0, vocabulary, length)
     rows = max(1, min(settings.batch_tokens, _PROBE_TOKENS) // (length + 1))
     seconds = 0.0
-    # All sentences are equal: full lists that contain them take in few more, like those of a long scan.
+    # All sentences are equal, so the lists are soon full and take few new entries, as in a long scan.
     for window, count in enumerate((1, rows, rows)):
         sentences = [ScanSentence(window * rows + row, tokens) for row in range(count)]
         began = time.monotonic()
@@ -199,7 +199,7 @@ def estimate_scan(model: MemoryModel, settings: ScanSettings, layers: Sequence[i
 
 
 def _batch_bytes(model: MemoryModel, settings: ScanSettings) -> int:
-    """Return the bytes of coefficients before and after the activation (and the gate), and of states, of one layer."""
+    """Return the size of one layer's coefficients before and after the activation, its gates and its states."""
     widest = max(group.size for layer in model.layers for group in layer.groups)
     copies = 3 if model.first.gated else 2
     return settings.batch_tokens * (copies * widest + 8 * model.width) * model.dtype.itemsize

@@ -3,7 +3,7 @@
 1. Windows (`settings.WINDOW` sentences) are cut into batches. A batch depends on its window and the settings only.
 2. A batch is one forward pass without the LM head. The coefficients of its prefixes update the state.
 3. In this process, one state takes in all batches. On a pool, the batches are grouped into segments. A worker scans a
-   segment into a state, and the driver merges the states, in any order to the same bits.
+   segment into a state, and the driver merges the states. The order does not change the bits.
 4. The driver saves its state as a part at intervals and when the scan stops. Only the driver writes to the index.
 """
 
@@ -28,22 +28,22 @@ from memlens.scanner.state import BatchRange, LayerShape, PartFolder, ScanState
 from memlens.settings import ScanSettings
 from memlens.signals import Stopper
 
-SAVE_SECONDS = 15.0  # least time between two saves
-SAVE_RATIO = 50  # least time between two saves, in multiples of the time that a save takes
+SAVE_SECONDS = 15.0  # minimum time between two saves
+SAVE_RATIO = 50  # minimum time between two saves, as a multiple of the duration of a save
 _SEGMENT_SECONDS = 60.0
-_OPERATIONS, _BATCH_SECONDS = 2e10, 0.01  # operations per second and worker, and what a batch takes in addition
-_BYTES = 1e8  # of a state that are sent and merged per second
-_SEND_RATIO = 20  # least work in a segment, in multiples of sending and merging its state
-_SEGMENTS = 8  # at least, so that a few workers share a short corpus evenly
+_OPERATIONS, _BATCH_SECONDS = 2e10, 0.01  # operations per second and worker; fixed time per batch
+_BYTES = 1e8  # bytes of a state that are sent and merged per second
+_SEND_RATIO = 20  # minimum work in a segment, as a multiple of sending and merging its state
+_SEGMENTS = 8  # minimum number, so that a few workers share a short corpus evenly
 
 
 class ScanBatch(NamedTuple):
     """A batch and its place in the plan."""
 
     window: int
-    number: int  # in its window
+    number: int  # number of the batch in its window
     batch: Batch
-    fresh_from: NDArray[np.int64]  # [batch]; shorter prefixes of a sentence occurred before
+    fresh_from: NDArray[np.int64]  # [batch]: first new position; shorter prefixes occurred in earlier sentences
 
 
 class Scanner:
@@ -54,7 +54,7 @@ class Scanner:
         self.bos = bos_to_feed(model, settings)
 
     def scan(self, batches: Iterable[ScanBatch], after_batch: Callable[[Batch], None] = lambda batch: None) -> None:
-        """Scan some batches. `after_batch` is called when the state is complete; it may raise."""
+        """Scan batches. `after_batch` is called after each of them, when the state is complete, and may raise."""
         with torch.inference_mode(), _use_threads(self.settings.threads) as pool:
             for window, number, batch, fresh_from in batches:
                 self._scan_batch(batch, fresh_from, pool)
@@ -112,7 +112,7 @@ def plan_batches(
 
 
 def candidate_range(length: int, fresh_from: int, settings: ScanSettings, bos: int | None) -> tuple[int, int]:
-    """Return the first and one past the last candidate position of a sentence; -1 is the prefix of BOS alone."""
+    """Return the range of candidate positions of a sentence, end exclusive. Position -1 is BOS alone."""
     first = -1 if settings.bos_prefix and bos is not None and fresh_from == 0 else fresh_from
     return first, length - (0 if settings.whole_sentence else 1)
 
@@ -123,7 +123,7 @@ def planned_batches(
     settings: ScanSettings,
     bos: int | None,
 ) -> Iterator[ScanBatch]:
-    """Yield the batches of some ranges; `window` returns the sentences of a window."""
+    """Yield the batches of ranges. `window` returns the sentences of a window."""
     for number, own_ranges in groupby(ranges, lambda batches: batches.window):
         batches = plan_batches(number, window(number), settings, bos)
         for own in own_ranges:
@@ -145,18 +145,18 @@ def _use_threads(count: int) -> Iterator[ThreadPoolExecutor | None]:
 
 
 class PartSaver:
-    """Saves a state as one part, rarely enough to cost little."""
+    """Saves a state as one part, at intervals that keep the cost low."""
 
     def __init__(self, parts: PartFolder, name: str, seconds: float = SAVE_SECONDS) -> None:
         self.parts, self.name, self.seconds = parts, name, seconds
         self.next_save = time.monotonic() + seconds
-        self._saved = -1  # batches
+        self._saved = -1  # number of batches in the saved state
 
     def is_due(self) -> bool:
         return time.monotonic() >= self.next_save
 
     def save(self, state: ScanState) -> None:
-        """Save the state unless it is saved already."""
+        """Save the state if it has changed since the last save."""
         began = time.monotonic()
         if len(state.done) not in (0, self._saved):
             self.parts.save(self.name, state.arrays())
@@ -207,16 +207,16 @@ def scan_on_pool(
     If the scan stops, unfinished segments are lost. Everything else is saved.
 
     Args:
-        pool: Where segments are scanned.
+        pool: The pool that scans segments.
         state: The state, which may contain earlier batches.
         shapes: The layers of the state.
         settings: Options of the scan.
         batches: The batches to scan.
-        size: Batches in a segment (see `segment_size`).
+        size: Number of batches in a segment (see `segment_size`).
         saver: Saves the state at intervals and at the end.
         on_tokens: Called with the number of tokens of each segment.
     """
-    warm_up()  # workers load what is compiled here
+    warm_up()  # compile here, so that workers load the result from the cache
     remaining = iter(batches)
     segments = iter(lambda: list(islice(remaining, size)), [])
     try:

@@ -1,7 +1,7 @@
 """The state of a scan: statistics and triggers of every layer, the batches they come from, and its parts on disk.
 
-States of disjoint batches merge in any order to the same bits. A part is a saved state, in partial/parts. The parts
-are the record of what is done: a batch that is in a part is not scanned again.
+States of disjoint batches can be merged in any order with the same bits. A part is a saved state in partial/parts. The
+parts record the progress: a batch in a part is not scanned again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memlens.models.memory_model import MemoryModel
 from memlens.scanner.layer import LayerScan
 from memlens.settings import ScanSettings
 
-BATCHES_PER_RANGE = 2  # few, so that a handful of shards divide a short corpus evenly
+BATCHES_PER_RANGE = 2  # small, so that a few shards divide a short corpus evenly
 
 
 class BatchRange(NamedTuple):
@@ -74,7 +74,7 @@ class DoneBatches:
         return remaining
 
     def contains_all(self, counts: Sequence[int] | NDArray[np.integer[Any]]) -> bool:
-        """Return True if the set contains every batch of every window; `counts` are the batches of each window."""
+        """Return True if the set contains every batch. `counts` are the numbers of batches in the windows."""
         return all(not self.remaining(BatchRange(w, 0, int(count))) for w, count in enumerate(counts))
 
     def array(self) -> NDArray[np.int64]:
@@ -94,7 +94,7 @@ class DoneBatches:
 
 
 def all_ranges(counts: Sequence[int] | NDArray[np.integer[Any]]) -> Iterator[BatchRange]:
-    """Yield the ranges of a plan in order; `counts` are the batches of each window."""
+    """Yield the ranges of a plan in order. `counts` are the numbers of batches in the windows."""
     for window, count in enumerate(counts):
         for first in range(0, int(count), BATCHES_PER_RANGE):
             yield BatchRange(window, first, min(first + BATCHES_PER_RANGE, int(count)))
@@ -134,7 +134,7 @@ class LayerShape(NamedTuple):
 
     memories: int
     bottom: bool  # whether the most negative triggers are kept
-    experts: int = 0  # behind a router; they own the last `experts * size` memories
+    experts: int = 0  # number of experts behind a router; they own the last `experts * size` memories
     size: int = 0
     gated: bool = False  # whether sign quadrants are kept
 
@@ -157,7 +157,7 @@ class ScanState:
         self.layers = layers
         self.done = DoneBatches()
         self.prefixes = 0
-        self.tokens = 0  # fed, BOS not counted
+        self.tokens = 0  # number of tokens fed, without BOS
 
     @classmethod
     def start(cls, model: MemoryModel, layers: Sequence[int], settings: ScanSettings) -> ScanState:
@@ -170,7 +170,7 @@ class ScanState:
         return cls({layer: LayerScan(layer, *shape, settings=settings) for layer, shape in shapes.items()})
 
     def merge(self, other: ScanState) -> None:
-        """Add the state of other batches. Raises IndexFolderError, without a change, if the two overlap."""
+        """Add the state of other batches. Raises IndexFolderError and changes nothing if the two states overlap."""
         if self.layers.keys() != other.layers.keys():
             raise IndexFolderError("the parts are of different layers; scan all parts with the same --layers")
         done = DoneBatches.from_array(self.done.array())
@@ -218,7 +218,7 @@ class PartFolder:
         self.folder = folder.absolute()
 
     def save(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Write a part, or replace it. If this fails, the old one stays."""
+        """Write or replace a part. If this fails, the old part stays."""
         with explain_os_errors(self.folder):
             self.folder.mkdir(exist_ok=True)
         with replacing(self.path(name)) as beside, beside.open("wb") as handle:
@@ -235,17 +235,17 @@ class PartFolder:
             return layers_in(saved.files)
 
     def open(self, layers: Sequence[int]) -> tuple[str, dict[str, NDArray[Any]] | None]:
-        """Return name and arrays of the part of exactly these layers. Without one: a new name and None."""
+        """Return the name and the arrays of the part with these layers, or a new name and None if there is none."""
         for name in self.names():
             if self.layers_in(name) == set(layers):
                 return name, read_part(self.path(name))
         return secrets.token_hex(8), None
 
     def check(self) -> None:
-        """Remove what a killed scan left. Raises IndexFolderError if a part is damaged."""
+        """Remove leftovers of a killed scan. Raises IndexFolderError if a part is damaged."""
         for left in self.folder.glob("*.npz.part"):
             left.unlink()
-        for name in self.names():  # better now than after hours of work
+        for name in self.names():  # fail now and not after hours of work
             _check_part(self.path(name))
 
 
@@ -261,7 +261,7 @@ def _open_part(path: Path) -> Iterator[Any]:
 
 
 def read_part(path: Path, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a part, all or some."""
+    """Return all arrays of a part, or those with the given names."""
     with _open_part(path) as saved:
         return {name: saved[name] for name in (saved.files if names is None else names)}
 
