@@ -29,7 +29,7 @@ def describe_layer(layer: LayerTrace, trace: Trace) -> str:
     """Return a paragraph about one layer."""
     token = quote(trace.token.text)
     lines = [
-        f"**Layer {layer.layer}.** The residual predicts {top_token(layer.residual)}, the output "
+        f"**Layer {layer.layer}.** The residual predicts {top_token(layer.residual)} and the output "
         f"{top_token(layer.output)}. Attention adds {layer.attention:+.2f} to the logit of {token}, and the memories "
         f"add {layer.memories:+.2f}. The largest effects:\n"
     ]
@@ -71,16 +71,16 @@ this page.
 
 ## Predictions
 
-A layer reads the residual r, its memories add y, and the output is o = r + y. The table shows what each of the three
-predicts and the probability of {quote(token)} in o. The last column is the case of the paper's Figure 11: o keeps the
-prediction of the residual, o takes the one of the feed-forward block (ffn), both agree, or o predicts a third token
+In each layer, the memories add y to the residual r, and the output is o = r + y. The table shows which token r, y and o
+predict and the probability of {quote(token)} in o. The last column is the case of the paper's Figure 11: o keeps the
+prediction of r (residual), o takes the prediction of y (ffn), r and y agree (agreement), or o predicts a third token
 (composition).
 
 | layer | r predicts | y predicts | o predicts | p of {quote(token)} | case |
 | --- | --- | --- | --- | --- | --- |
 {chr(10).join(rows)}
 
-From layer {trace.settled} on, the prediction no longer changes. The logit of {quote(token)}, {trace.logit:.2f}, is an
+From layer {trace.settled} on, the prediction does not change. The logit of {quote(token)}, {trace.logit:.2f}, is an
 exact sum: {parts}.
 
 ## Layers
@@ -89,9 +89,9 @@ exact sum: {parts}.
 
 ## Memories that the prediction depends on
 
-The table lists the {SILENCED} memories with the largest effect on the logit. Each is silenced alone, and the model is
-run again. The effect on the logit and the change without the memory differ, because later layers read what earlier ones
-write.
+The table lists the {SILENCED} memories with the largest effect on the logit. For each row, the model is run again with
+only that memory silenced. The effect on the logit does not determine the change in p, because later layers react when a
+memory is silenced.
 
 | memory | effect on the logit | p of {quote(token)} without it | triggers |
 | --- | --- | --- | --- |
