@@ -235,7 +235,7 @@ def lock_for_writing(lock: Path) -> Iterator[None]:
 
 
 class HashedFile(io.FileIO):
-    """A new file that computes size and checksum of what is written to it."""
+    """A new file that computes size and checksum of its content while it is written."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "w")

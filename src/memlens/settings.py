@@ -311,7 +311,7 @@ class ProbeSettings(Settings):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The numbers of memories in ascending order; empty if `k` is invalid."""
+        """The numbers of memories in ascending order. Empty if `k` is invalid."""
         parts = [part.strip() for part in self.k.split(",")]
         is_valid = all(_is_number(part) and int(part) > 0 for part in parts)
         return tuple(sorted({int(part) for part in parts})) if is_valid else ()
@@ -498,7 +498,7 @@ def _is_number(text: str) -> bool:
 
 
 def choose_layers(layers: tuple[int, ...] | None, available: int) -> tuple[int, ...]:
-    """Return the layers to scan; None means all. Raises UnknownName for a layer that the model does not have."""
+    """Return the layers to scan. None means all layers. Raises UnknownName for a layer that the model does not have."""
     if layers is None:
         return tuple(range(available))
     last = available - 1

@@ -98,7 +98,7 @@ def interruptible() -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            if _received:  # a library turned the signal into an exception of its own
+            if _received:  # a library turned the signal into its own exception
                 raise _KINDS[_received[0]] from error
             raise
         finally:

@@ -171,7 +171,7 @@ class LayerGraph:
 
     used: list[Tensor] = field(default_factory=list)  # tensors that the network used: linear + constant, or leaves
     linear: list[Tensor] = field(default_factory=list)  # the part that is linear in the block's input, differentiable
-    constant: list[Tensor] = field(default_factory=list)  # the rest: key biases, and f(0) where it is not 0
+    constant: list[Tensor] = field(default_factory=list)  # the rest: key biases, and f(0) if it is not 0
 
     @property
     def coefficients(self) -> Tensor:
@@ -270,7 +270,7 @@ def _note_layer(mode: FreezeNonlinearities, layer: int, _state: Tensor) -> None:
 
 @contextmanager
 def _only_biases_require_grad(network: nn.Module) -> Iterator[tuple[nn.Parameter, ...]]:
-    """Make bias parameters the only parameters in the graph; every flag is restored afterwards."""
+    """Make bias parameters the only parameters in the graph, and restore every flag afterwards."""
     flags = {parameter: parameter.requires_grad for parameter in network.parameters()}
     biases = tuple(parameter for name, parameter in network.named_parameters() if name.endswith("bias"))
     try:
@@ -346,7 +346,7 @@ def _linear_part(group: MemoryGroup, x: Tensor, exact: Tensor, gate: Gate) -> Te
 
 
 def _ratio(exact: Tensor, product: Tensor, group: MemoryGroup | None) -> Tensor:
-    """Return exact / product; where the product is 0, the slope of the activation (0 for a gated memory)."""
+    """Return exact / product or, if the product is 0, the slope of the activation (0 for a gated memory)."""
     zero = product == 0
     ratio = exact / torch.where(zero, 1, product)
     if group is None or not bool(zero.any()):

@@ -31,7 +31,7 @@ class HeadPart:
 
 @dataclass(frozen=True)
 class Edge:
-    """What a source adds to its target node, in units of the target logit."""
+    """The contribution of a source node to a target node, in units of the target logit."""
 
     source: str
     target: str
@@ -56,7 +56,7 @@ class Circuit:
     shift: int  # 1 if BOS is fed: position 0 is then the second of `tokens`
 
     def share(self, amount: float) -> str:
-        """Return an amount as a share of the target's size, like "+12.3%"; the amount itself if the target is 0."""
+        """Return an amount as a share of the target's size, like "+12.3%", or the amount itself if the target is 0."""
         return f"{amount / abs(self.value):+.1%}" if self.value else f"{amount:+.3g}"
 
     @property

@@ -110,7 +110,7 @@ def _rows(path: Path, text: str) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """How well the first `size` memories do the task, on held-out pairs; intervals are 95%."""
+    """Faithfulness of the first `size` memories on held-out pairs, with 95% intervals."""
 
     size: int
     share: float
@@ -139,7 +139,7 @@ class TaskCircuit:
 
     @property
     def memories(self) -> list[MemoryId]:
-        """The memories of the smallest faithful circuit; of the largest size if none is faithful."""
+        """The memories of the smallest faithful circuit, or of the largest size if none is faithful."""
         size = self.curve[-1].size if self.smallest is None else self.smallest.size
         return list(self.scores)[:size]
 
@@ -478,7 +478,7 @@ def _measure(
     starts = np.cumsum([0, *(len(scores[layer]) for layer in layers)])
 
     def run(kept: Tensor | None) -> Tensor:
-        """Return the metric of every held-out pair with only these memories (flat numbers) kept; None keeps all."""
+        """Return the metric of every held-out pair with only these memories (flat numbers) kept. None keeps all."""
         edits = {}
         if kept is not None:
             mask = torch.zeros(len(flat), dtype=torch.bool)

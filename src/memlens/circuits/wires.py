@@ -1,11 +1,11 @@
-"""Wires: what a key reads and what a value feeds, from weights alone.
+"""Wires: the inputs that a key reads and the keys that a value feeds, from weights alone.
 
 1. Keys are folded through the norm before their block (vocab/table.py), and values through the post-norm after theirs,
    so that both are directions of the residual stream. A gated memory has two keys: its gate and its up row.
 2. A wire from memory i to a later memory j is the cosine of i's value with j's key. Attention and the scales of norms
    are left out: a wire is a connection at the same position.
 3. The cosine of random directions in d dimensions has standard deviation 1 / sqrt(d), so z = cosine * sqrt(d).
-4. Co-activation comes from the index: the share of i's top triggers whose prefix is a top trigger of j as well.
+4. Co-activation comes from the index: the share of i's top triggers whose prefix is also a top trigger of j.
 
 `validate_wires` compares wires with an experiment: on the triggers of j, silence i and measure how j's product with
 its key changes. The prediction is -m_i (v_i . k_j), times the scale of the norm at that position.
@@ -116,7 +116,7 @@ def wires(index: Index, model: MemoryModel, memory: str | MemoryId, top: int = 1
 
 
 def folded_keys(layer: MemoryLayer) -> dict[Side, Tensor]:
-    """Return the keys of a layer as directions of the stream, [memories, d]; `up` only for gated blocks."""
+    """Return the keys of a layer as directions of the stream, [memories, d]. Only gated blocks have `up`."""
     keys: dict[Side, Tensor] = {"key": through_norm(layer.keys, layer)}
     ups = [group.up for group in layer.groups]
     if layer.groups and all(up is not None for up in ups):
@@ -134,7 +134,7 @@ def folded_values(layer: MemoryLayer) -> Tensor:
 
 
 def cosines(rows: Tensor, one: Tensor) -> Tensor:
-    """Return the cosine of each row [n, d] with a vector [d]; 0 for a vector of length 0."""
+    """Return the cosine of each row [n, d] with a vector [d]. It is 0 for a vector of length 0."""
     lengths = torch.linalg.vecdot(rows, rows).sqrt() * one.norm()
     return (rows @ one) / lengths.clamp(min=1e-30)
 
@@ -225,7 +225,7 @@ def _silence(model: MemoryModel, earlier: MemoryId, later: MemoryId, text: str) 
 
 
 def _norm_scale(model: MemoryModel, norm: Norm | None, layer: int, fed: Tensor) -> float:
-    """Return the factor 1 / sigma (or 1 / rms) of a norm of a layer at the last position; 1 without a norm."""
+    """Return the factor 1 / sigma (or 1 / rms) of a norm of a layer at the last position, or 1 without a norm."""
     if norm is None:
         return 1.0
     inputs: list[Tensor] = []

@@ -214,7 +214,7 @@ def _option_help(option: Any) -> str:
 
 
 def _render_help(usage: str, text: str, groups: Iterable[tuple[str, list[tuple[str, str]]]], width: int = 24) -> str:
-    """Return the help text. Names longer than `width` are on a line of their own."""
+    """Return the help text. Names longer than `width` are on a separate line."""
     console = Console(highlight=False, markup=False, emoji=False)
 
     def add_row(names: str, help_text: str) -> None:

@@ -159,7 +159,7 @@ def _show_nearest(screen: Screen, index: memlens.Index, memory: str, count: int,
 
 
 def _show_wires(screen: Screen, index: memlens.Index, memory: str, count: int, model: str | None) -> None:
-    """Print what a key reads and what a value feeds, like `memlens wires`."""
+    """Print the wires into the key of a memory and out of its value, like `memlens wires`."""
     from memlens.circuits.wires import wires
     from memlens.cli.circuit import print_wires
 

@@ -121,7 +121,7 @@ def against_option(panel: str | None = None) -> Any:
 
 
 def refuse_unused(given: Mapping[str, Any], why: str) -> None:
-    """Raise SettingError for the first option that is given; `why` completes the sentence "--option ..."."""
+    """Raise SettingError for the first option that is given. `why` completes the sentence "--option ..."."""
     for option, value in given.items():
         if value is not None and value is not False and value != []:
             raise SettingError(f"{option} {why}; leave it out")

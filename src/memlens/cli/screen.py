@@ -1,4 +1,4 @@
-"""Output of a command: results on stdout; notes, details and the progress bar on stderr.
+"""Output of a command: results on stdout, and notes, details and the progress bar on stderr.
 
 On a terminal, results have color and fit its width. In a pipe or a file, lines are plain and complete, and no progress
 bar is drawn. NO_COLOR is honored.

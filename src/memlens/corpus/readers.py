@@ -79,7 +79,7 @@ def list_files(source: str) -> Iterator[SourceFile]:
 
 
 def _bundled_text(source: str) -> Path:
-    """Return the path of a bundled text; `bundled` is `bundled:train`."""
+    """Return the path of a bundled text. `bundled` means `bundled:train`."""
     name = source.partition(":")[2] or "train"
     if name not in _BUNDLED_TEXTS:
         choices = ", ".join(f"{BUNDLED}:{name}" for name in _BUNDLED_TEXTS)

@@ -196,7 +196,7 @@ def _parts(
 def _encode_long(text: str, encode: Callable[[Sequence[str]], Sequence[EncodedText]]) -> Iterator[EncodedText]:
     """Yield the tokens of a long text piece by piece.
 
-    A piece begins at white space, where tokenizers cut as well, or anywhere if there is none.
+    A piece begins at white space, where tokenizers also cut, or anywhere if there is none.
     """
     begin = 0
     while begin < len(text):
@@ -308,8 +308,8 @@ class Batch:
     """A rectangle of tokens for one forward pass, one sentence per row."""
 
     tokens: np.ndarray  # int64 [batch, pos]; BOS if the model is fed one, then the sentence, then zeros
-    sentences: np.ndarray  # int64 [batch]; ids
-    lengths: np.ndarray  # int64 [batch]; tokens without BOS
+    sentences: np.ndarray  # int64 [batch]; ids of the sentences
+    lengths: np.ndarray  # int64 [batch]; number of tokens without BOS
 
 
 def cut_batches(sentences: Sequence[tuple[int, np.ndarray]], batch_tokens: int, bos: int | None) -> list[Batch]:

@@ -122,7 +122,7 @@ class CorpusStore:
     def batches(
         self, count: Callable[[int, list[ScanSentence]], int], check_stop: Callable[[], None]
     ) -> NDArray[np.int32]:
-        """Return the number of batches in each window. `count(number, sentences)` computes it; the result is saved."""
+        """Return the number of batches in each window. `count(number, sentences)` computes it once."""
         path = self.folder / BATCHES
         if path.is_file():
             return read_batches(path)

@@ -291,7 +291,7 @@ class ValuesNote(msgspec.Struct, frozen=True):
 
 
 class PatternsNote(msgspec.Struct, frozen=True):
-    """How patterns.parquet and names.parquet were made; `content` is the whole note."""
+    """How patterns.parquet and names.parquet were made. `content` is the whole note."""
 
     top: Count
     rate: float
@@ -302,7 +302,7 @@ class PatternsNote(msgspec.Struct, frozen=True):
 
 
 class ExperimentNote(msgspec.Struct, frozen=True):
-    """How the tables of an experiment, or of the pass over prefixes, were made; `content` is the whole note."""
+    """How the tables of an experiment, or of the pass over prefixes, were made. `content` is the whole note."""
 
     seed: int | None = None
     sample: int | None = None
@@ -414,7 +414,7 @@ class Manifest:
 
     @property
     def scanned_with(self) -> tuple[dict[str, str], ...]:
-        """The versions and processors used; several if the scan was continued on another machine."""
+        """The versions and processors used. There are several if the scan was resumed on another machine."""
         return self.document.scanned_with
 
     @property
@@ -437,7 +437,7 @@ class Manifest:
 
     @property
     def values(self) -> ValuesNote:
-        """How values were made; empty if they were not computed."""
+        """How values were made, or an empty note if they were not computed."""
         return self.document.values
 
     @property
@@ -485,7 +485,7 @@ def _check_schema_version(version: Any, folder: Path) -> None:
 
 
 def find_problem(path: Path, name: str, manifest: Manifest) -> str:
-    """Return what is wrong with the content of a table, or "". Reads the Parquet footer only.
+    """Return a problem of the content of a table, or "". Reads the Parquet footer only.
 
     A valid checksum does not guarantee valid content, because the author of a table also writes its checksum. Columns,
     the number of rows, and the smallest and largest layer, memory, sentence, position and token must fit the manifest.

@@ -58,7 +58,7 @@ class MemoryValue:
     max_p: float
     entropy: float  # entropy of the value's distribution, in nats
     norm: float
-    agrees: bool | None  # whether the top token follows the top trigger; None without a following token
+    agrees: bool | None  # True if the top token follows the top trigger; None if no token follows it
     target: int | None  # the token that follows the top trigger; None if the sentence ends there
     target_text: str | None
     target_rank: int | None  # rank of the target by probability, from 1
@@ -77,7 +77,7 @@ class MemoryValue:
 
 @dataclass(frozen=True)
 class MemoryPattern:
-    """A regularity that some of a memory's triggers share; a row of patterns.parquet."""
+    """A regularity that some of a memory's triggers share, from a row of patterns.parquet."""
 
     pattern: str
     kind: str
@@ -94,7 +94,7 @@ class MemoryPattern:
 
 @dataclass(frozen=True)
 class MemorySummary:
-    """The name of a memory in one line, and the counts behind it; a row of names.parquet."""
+    """The name of a memory in one line and the counts behind it, from a row of names.parquet."""
 
     name: str
     confidence: float
@@ -110,7 +110,7 @@ class MemorySummary:
 
 @dataclass(frozen=True)
 class MemoryRoles:
-    """The roles of a memory and the numbers that determine them; a row of roles.parquet."""
+    """The roles of a memory and the numbers that determine them, from a row of roles.parquet."""
 
     roles: tuple[str, ...]  # empty if no rule applies
     numbers: dict[str, float]

@@ -105,7 +105,7 @@ class Index:
             why = error.strerror or error
             raise IndexFolderError(f"cannot read {self.folder}: {why}; check the path and its permissions") from error
         self.manifest = Manifest.read(self.folder)
-        self.model: MemoryModel | None = None  # to shade triggers in a notebook
+        self.model: MemoryModel | None = None  # used to shade triggers in a notebook
         self._verified: dict[str, tuple[str, FileStamp]] = {}  # file -> checksum, and the file's stamp at that time
         self._validated: dict[str, tuple[str, FileStamp]] = {}  # like `_verified`, for files with validated content
 
@@ -373,7 +373,7 @@ class Index:
         return open_database()
 
     def close(self) -> None:
-        """Close the database. Running queries finish; later ones raise IndexFolderError."""
+        """Close the database. Running queries finish, and later queries raise IndexFolderError."""
         with self._opening:
             self._is_closed = True
             with suppress(duckdb.Error):  # the database closes with the last cursor

@@ -51,7 +51,7 @@ class SearchQuery:
     place: Place = "triggers"
     layers: tuple[int, ...] | None = None
     kind: Kind | None = None  # class of the patterns
-    agreement: Literal["yes", "no"] | None = None  # whether the value's top token follows the top trigger
+    agreement: Literal["yes", "no"] | None = None  # "yes" if the value's top token follows the top trigger
     role: str | None = None  # role by `memlens roles`
     order: Statistic = "max"
     limit: int = 20
@@ -406,7 +406,7 @@ _STOPS = ", ".join(
         ELSE list_transform(ends, lambda stop: strlen(left({text}, stop))::INTEGER) END AS {name}"""
     for text, name in (("text", "stops"), ("lower(text)", "lowered_stops"))
 )
-Contains = Callable[[Any], NDArray[np.bool_]]  # from triggers (a slice or numbers) to whether each contains the text
+Contains = Callable[[Any], NDArray[np.bool_]]  # triggers (a slice or numbers) -> True for each trigger with the text
 
 
 @dataclass(frozen=True, eq=False)

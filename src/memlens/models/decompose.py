@@ -164,7 +164,7 @@ class LogitDecomposition:
         return self._lens.logit_rows(every).mean(0)  # [d]
 
     def direction(self, tokens: Tensor, states: Tensor, relative: bool = False) -> Tensor:
-        """Return directions [n, d]: part . direction is what a part of a state adds to the logit of its token.
+        """Return directions [n, d]: part . direction is the contribution of a part of a state to its token's logit.
 
         Args:
             tokens: [n].

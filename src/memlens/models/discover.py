@@ -197,7 +197,7 @@ class _Discovery:
     # Step 2
 
     def _silence(self, groups: Sequence[MemoryGroup]) -> dict[nn.Module | None, ModuleCall | Tensor]:
-        """Re-run the block with these groups silenced. Return {module: call}; the key None holds the block's output."""
+        """Re-run the block with these groups silenced. Returns {module: call}, with the block's output under None."""
         layer = self._layer(groups, (), None, None, None, False)
         with hooks.edit_coefficients(layer, lambda c, _group: torch.zeros_like(c)):
             silent = self.call.traced()

@@ -31,7 +31,7 @@ class GgufHead:
 
     @property
     def adds_bos(self) -> bool | None:
-        """True if texts start with BOS; None if the file does not state it."""
+        """True if texts start with BOS, None if the file does not state it."""
         stated = self.settings.get(_ADDS_BOS)
         return None if stated is None else bool(stated)
 

@@ -60,7 +60,7 @@ class MemoryGroup(ABC):
     @property
     @abstractmethod
     def keys(self) -> Tensor:
-        """[size, d]; the rows of the gate if the block is gated."""
+        """The keys [size, d], which are the rows of the gate if the block is gated."""
 
     @property
     @abstractmethod
@@ -69,7 +69,7 @@ class MemoryGroup(ABC):
     @property
     @abstractmethod
     def up(self) -> Tensor | None:
-        """[size, d]; None if the block is not gated."""
+        """The rows of the up projection, [size, d], or None if the block is not gated."""
 
     @property
     @abstractmethod
@@ -78,7 +78,7 @@ class MemoryGroup(ABC):
     @property
     @abstractmethod
     def values(self) -> Tensor:
-        """[size, d], a view of the checkpoint's own weights, without any scale."""
+        """The values [size, d], a view of the checkpoint's own weights without any scale."""
 
     @property
     @abstractmethod
@@ -279,13 +279,13 @@ class MemoryLayer:
 
     @property
     def values(self) -> Tensor:
-        """[memories, d], times the scale of each group. A view for a single group without scale, otherwise a copy."""
+        """The values [memories, d] times the scale of each group. A view for one group without scale, else a copy."""
         parts = [scaled(group.values, group.scale) for group in self.groups]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @property
     def keys(self) -> Tensor:
-        """[memories, d]. A view for a single group, otherwise a copy."""
+        """The keys [memories, d]. A view for a single group, otherwise a copy."""
         parts = [group.keys for group in self.groups]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -45,7 +45,7 @@ def on_output(module: nn.Module, use: Callable[[Tensor], None]) -> Iterator[None
 
 
 class BatchShape:
-    """[batch, pos] of the running pass. Some blocks (OPT) flatten the two before their feed-forward part."""
+    """The shape [batch, pos] of the running pass. Some blocks (OPT) flatten the two before their feed-forward part."""
 
     def __init__(self) -> None:
         self.batch = self.positions = 0
@@ -143,7 +143,7 @@ def _unscaled(coefficients: Tensor, factor: Tensor, group: MemoryGroup) -> Tenso
 
 
 class _TokenScale:
-    """The scale s [batch * pos, 1] of a group in the running pass; None if it is 1 for every token."""
+    """The scale s [batch * pos, 1] of a group in the running pass, or None if it is 1 for every token."""
 
     def __init__(self, group: LinearGroup) -> None:
         self.group = group

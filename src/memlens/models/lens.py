@@ -42,7 +42,7 @@ class Norm:
 
     @property
     def gain(self) -> Tensor | None:
-        """The factor of each coordinate, [d], float32 or finer; None if the norm has no gain."""
+        """The factor of each coordinate, [d], float32 or finer, or None if the norm has no gain."""
         weight: Tensor | None = getattr(self.module, "weight", None)
         if weight is None:
             return None
@@ -51,7 +51,7 @@ class Norm:
 
     @property
     def bias(self) -> Tensor | None:
-        """The bias, [d], float32 or finer; None if the norm has none."""
+        """The bias, [d], float32 or finer, or None if the norm has none."""
         bias: Tensor | None = getattr(self.module, "bias", None)
         return None if bias is None else at_least_float32(bias.detach())
 

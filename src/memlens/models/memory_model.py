@@ -240,7 +240,7 @@ class MemoryModel(ABC):
             yield
 
     def layer_numbers(self, layers: Sequence[int] | None) -> Sequence[int]:
-        """Return the layers in ascending order; None means all.
+        """Return the layers in ascending order. None means all layers.
 
         Raises:
             UnknownName: A layer does not exist.

@@ -432,7 +432,7 @@ _STREAM, _LARGEST = 100.0, 1000.0  # size of the stream relative to the first pr
 
 
 def second_calls(model: MemoryModel, calls: Sequence[BlockCall]) -> list[BlockCall] | None:
-    """Return the calls of the blocks for 64 tokens, without running the blocks; None if the context is too short."""
+    """Return the calls of the blocks for 64 tokens, without running the blocks, or None if the context is too short."""
     length = _LENGTH if model.context is None else min(_LENGTH, model.context)
     if length <= calls[0].shape[1]:
         return None

@@ -22,7 +22,7 @@ def make_pool(
     check_stop: Callable[[], None] = lambda: None,
     ahead: int = 0,
 ) -> Pool:
-    """Return a pool whose workers have the model; a SerialPool for one local worker.
+    """Return a pool whose workers have the model, or a SerialPool for one local worker.
 
     Args:
         recipe: The model.

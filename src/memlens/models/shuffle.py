@@ -1,4 +1,4 @@
-"""A network with shuffled weights: what a model of this shape shows without training.
+"""A network with shuffled weights, which shows the results of a model of this shape without training.
 
 The entries of every weight matrix are permuted, so that their distribution stays the same and their order is lost.
 Embeddings, the unembedding, norms and biases keep their values. The entries of stacked experts are permuted within each
@@ -17,10 +17,10 @@ from memlens.models.memory_model import MemoryModel
 
 @contextmanager
 def shuffled_weights(model: MemoryModel, seed: int) -> Iterator[MemoryModel]:
-    """Shuffle the weight matrices of a model in place; restore every bit on leaving.
+    """Shuffle the weight matrices of a model in place, and restore every bit on exit.
 
-    Nothing is copied, so a large model needs no second place in memory. The model must not be loaded elsewhere
-    meanwhile: workers would load its original weights.
+    Nothing is copied, so a large model does not need twice the memory. Workers must not load the model inside the
+    context, because they would load its original weights.
     """
     matrices = weight_matrices(model)
     permuted: list[str] = []

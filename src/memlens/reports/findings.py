@@ -66,7 +66,7 @@ class Material:
         return {judged.claim.slug: judged for judged in self.tables.judge() if judged.judgement is not None}
 
     def rows(self, name: str) -> list[Row]:
-        """Return the rows of an experiment; empty if it was not run."""
+        """Return the rows of an experiment, or no rows if it was not run."""
         return self.tables.rows(name) or []
 
     @cached_property

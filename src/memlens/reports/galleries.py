@@ -138,7 +138,7 @@ def _promoted(index: Index, names: Sequence[MemoryId], most: int) -> dict[Memory
 
 
 def last_layer_changes(index: Index, tables: Tables) -> list[ChangeCard]:
-    """Return the first sampled compositions of the last layer; empty without the table."""
+    """Return the first sampled compositions of the last layer, or none without the table."""
     needed = ("layer", "text", "residual_text", "output_text", "cosine", "memories")
     table = tables.table("last-layer")
     if table is None or not set(needed) <= set(table.column_names):
@@ -193,7 +193,7 @@ def _other_senses(patterns: Sequence[Row], sense: int | None) -> list[str]:
 
 
 def _chosen_patterns(index: Index) -> list[Row]:
-    """Choose patterns by third, shallow before semantic; ties go to the pattern that is rarest in random prefixes."""
+    """Choose patterns by third, shallow before semantic. Of equal patterns, take the rarest in random prefixes."""
     columns, layers = index.schema_names("patterns"), len(index.manifest.model.memories)
     good = f"coalesce(auroc, 1) >= {LEAST_AUROC}" if "auroc" in columns else "true"
     good += f" AND kind IN {KINDS}"
@@ -290,7 +290,7 @@ def same_triggers(index: Index) -> DuplicateGallery:
 
 
 def same_values(index: Index) -> DuplicateGallery | None:
-    """Return memories with mostly the same top tokens; None without values."""
+    """Return memories with mostly the same top tokens, or None without values."""
     if not index.has("values"):
         return None
     groups = duplicate_groups(token_sets(index), ALIKE_TOKENS)

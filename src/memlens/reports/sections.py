@@ -62,7 +62,7 @@ class Tables:
         return sorted(names - _WORKING)
 
     def rows(self, name: str) -> list[Row] | None:
-        """Return the rows of a table, or None if the table is missing, or empty because nobody has annotated yet."""
+        """Return the rows of a table, or None if it is missing or still lacks the annotations that it needs."""
         table = self.table(name)
         if table is None or (name in self._known and self._known[name][1].by_people and not table.num_rows):
             return None
@@ -83,7 +83,7 @@ class Tables:
         return " ".join([self._known[name][1].command or f"memlens experiment INDEX {name}", *options])
 
     def origin(self, name: str) -> str:
-        """Describe the corpus of the prefixes of a table of section 5; empty for other tables."""
+        """Describe the corpus of the prefixes of a table of section 5. Returns "" for other tables."""
         return origin(self.index, EXPERIMENTS[name]) if name in EXPERIMENTS else ""
 
     def passes(self) -> list[tuple[str, list[str]]]:

@@ -273,7 +273,7 @@ class Trace:
     prediction: TokenShare  # the most likely token
     settled: int  # the first layer from which top(o) stays the prediction
     logit: float  # logit of the traced token, minus the logit of `against` if given
-    parts: dict[str, float]  # embedding, attention, memories, block biases, output biases; they sum to the logit
+    parts: dict[str, float]  # embedding, attention, memories, block biases and output biases, which sum to the logit
     embedding: float  # contribution of the input embedding
     constant: float  # contribution of the biases of the final norm and output embedding
     layers: tuple[LayerTrace, ...]

@@ -243,7 +243,7 @@ def worth_reading(index: ServedIndex, count: int = 6) -> list[Brief]:
 
 
 def _list_missing(bench: Workbench) -> list[tuple[str, str]]:
-    """Return a command and what it adds, for every stage that was not run."""
+    """Return the command and its purpose for every stage that was not run."""
     stages = (("values", "what each memory promotes"), ("patterns", "what triggers have in common"))
     missing = [(f"memlens {table} {bench.folder}", what) for table, what in stages if not bench.index.has(table)]
     if not list_experiment_tables(bench.index):
