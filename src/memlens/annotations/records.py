@@ -213,7 +213,7 @@ class _State:
         self.finished: set[str] = set()
         self.annotators: dict[str, set[str]] = {
             task: set() for task in EVENT_KINDS
-        }  # task -> annotators of any answer, even if undone
+        }  # task -> annotators with any answer, even an undone one
         # (task, annotator) -> subject -> keys and answers that were not undone, oldest first
         self.answers: dict[tuple[str, str], dict[str, list[tuple[str, Answer]]]] = {}
         self.notes: dict[MemoryId, Note] = {}  # last note on each memory by any annotator

@@ -53,7 +53,7 @@ class Circuit:
     model: str
     layers: int
     probability: float  # probability of the token
-    shift: int  # 1 if BOS is fed: position 0 is then the second of `tokens`
+    shift: int  # 1 if BOS is fed, which makes position 0 the second of `tokens`, otherwise 0
 
     def share(self, amount: float) -> str:
         """Return an amount as a share of the target's size, like "+12.3%", or the amount itself if the target is 0."""

@@ -62,7 +62,7 @@ SHARES = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 @dataclass(frozen=True)
 class Pair:
-    """Two prompts that differ in what the task is about, and the answer of each."""
+    """Two prompts that differ in the fact that the task tests, and the answer of each."""
 
     clean_prefix: str
     patch_prefix: str

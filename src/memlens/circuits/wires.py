@@ -44,7 +44,7 @@ class Wire:
     by: Side  # key of the later memory that the wire leads to
     cosine: float
     z: float  # cosine in standard deviations of random directions
-    shared: float | None  # share of this memory's triggers that the other memory shares; None if not scanned
+    shared: float | None  # share of this memory's triggers that are also triggers of the other; None if not scanned
     summary: str | None  # one-line summary of the other memory
 
 
@@ -172,7 +172,7 @@ def shared_triggers(index: Index, memory: MemoryId, others: Sequence[MemoryId]) 
 class WireCheck:
     """Predicted and measured changes of a later memory's product with its key when an earlier memory is silenced."""
 
-    predicted: tuple[float, ...]  # one per wire and trigger
+    predicted: tuple[float, ...]  # predicted changes, one per wire and trigger
     measured: tuple[float, ...]
     correlation: float
 

@@ -282,7 +282,7 @@ def _scan(
     counts = store.batches(lambda number, own: len(plan_batches(number, own, settings, bos)), stopper.check)
     parts.check()
     before = JoinedParts([parts], shapes, settings)
-    total = int(store.counts["tokens"]) // (1 if shard is None else shard.of)  # approximate
+    total = int(store.counts["tokens"]) // (1 if shard is None else shard.of)  # approximate for a shard
     fed = before.tokens * len(shapes)  # each token counts once per layer
     progress("scan", before.tokens, total)
     for layers in _split_passes(before.layers_alike(), layer_budget):

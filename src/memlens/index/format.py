@@ -278,7 +278,7 @@ Checksums = dict[str, str | None]  # table -> its checksum when it was read
 
 
 class ValuesNote(msgspec.Struct, frozen=True):
-    """How values.parquet and keys.parquet were made."""
+    """A note on how values.parquet and keys.parquet were made."""
 
     top: Count = 0
     reading: str = ""
@@ -291,7 +291,7 @@ class ValuesNote(msgspec.Struct, frozen=True):
 
 
 class PatternsNote(msgspec.Struct, frozen=True):
-    """How patterns.parquet and names.parquet were made. `content` is the whole note."""
+    """A note on how patterns.parquet and names.parquet were made. `content` is the whole note."""
 
     top: Count
     rate: float
@@ -302,7 +302,7 @@ class PatternsNote(msgspec.Struct, frozen=True):
 
 
 class ExperimentNote(msgspec.Struct, frozen=True):
-    """How the tables of an experiment, or of the pass over prefixes, were made. `content` is the whole note."""
+    """A note on how tables of an experiment or of the pass over prefixes were made. `content` is the whole note."""
 
     seed: int | None = None
     sample: int | None = None
@@ -437,7 +437,7 @@ class Manifest:
 
     @property
     def values(self) -> ValuesNote:
-        """How values were made, or an empty note if they were not computed."""
+        """The note on how values were made, which is empty if they were not computed."""
         return self.document.values
 
     @property

@@ -43,7 +43,7 @@ class TokenNumber:
     text: str
     number: float
     score: float | None = None  # for a value, ln(p V), which is above 0 if the token is more likely than average
-    trained: bool = True  # False if the token is undertrained by tokens.parquet
+    trained: bool = True  # False if the token is undertrained according to tokens.parquet
 
 
 CLEAR = 0.99  # a list of promoted tokens is clear if at least this share of random directions is less coherent
@@ -87,8 +87,8 @@ class MemoryPattern:
     share: float  # upper bound of the share of random prefixes that have the pattern
     q: float  # lowest false discovery rate at which the pattern is reported
     sense: int = 0  # number of the sense; patterns of one sense cover mostly the same triggers
-    auroc: float | None = None  # of held-out triggers against random prefixes
-    auroc_same_token: float | None = None  # of held-out triggers against prefixes with the same last tokens
+    auroc: float | None = None  # AUROC of held-out triggers against random prefixes
+    auroc_same_token: float | None = None  # AUROC of held-out triggers against prefixes with the same last tokens
     precision: float | None = None  # share of the ten strongest held-out triggers that have the pattern
 
 
@@ -112,7 +112,7 @@ class MemorySummary:
 class MemoryRoles:
     """The roles of a memory and the numbers that determine them, from a row of roles.parquet."""
 
-    roles: tuple[str, ...]  # empty if no rule applies
+    roles: tuple[str, ...]  # names of the roles; empty if no rule applies
     numbers: dict[str, float]
 
     @property
@@ -148,13 +148,13 @@ class MemoryRecord:
     histogram: tuple[int, ...]
     histogram_edges: tuple[float, ...]
     summary: MemorySummary | None
-    patterns: tuple[MemoryPattern, ...] | None  # highest confidence first
+    patterns: tuple[MemoryPattern, ...] | None  # patterns, highest confidence first
     value: MemoryValue | None
     triggers: dict[str, tuple[Trigger, ...]]  # end -> triggers, best first
     ordinary: tuple[Trigger, ...]  # random prefixes on which the memory is active
     seen: int  # number of prefixes that reached the memory: all, or those routed to its expert
     roles: MemoryRoles | None
-    quadrants: tuple[MemoryQuadrant, ...] | None  # None without a gate
+    quadrants: tuple[MemoryQuadrant, ...] | None  # prefixes by sign quadrant; None without a gate
     lower_patterns: tuple[MemoryPattern, ...] | None  # patterns of the bottom triggers; None if not stored
 
     def __repr__(self) -> str:
@@ -488,7 +488,7 @@ class ExpertRecord:
 
 @dataclass(frozen=True)
 class LayerRouting:
-    """How evenly the router of a layer distributes prefixes over its experts.
+    """The distribution of a layer's prefixes over its experts.
 
     Memories that no prefix reached do not count as dead, because nothing was computed there.
     """

@@ -52,7 +52,7 @@ class SearchQuery:
     layers: tuple[int, ...] | None = None
     kind: Kind | None = None  # class of the patterns
     agreement: Literal["yes", "no"] | None = None  # "yes" if the value's top token follows the top trigger
-    role: str | None = None  # role by `memlens roles`
+    role: str | None = None  # role from `memlens roles`
     order: Statistic = "max"
     limit: int = 20
     ends: bool = False
@@ -491,7 +491,7 @@ class TriggerText:
         return lambda rows: stop[rows] >= needed[self.sentence[rows]]
 
     def _count(self, contains: Contains) -> NDArray[np.int32]:
-        """Count the matching triggers of each group, in parts to bound memory. [groups]"""
+        """Return the number of matching triggers of each group, [groups]. Works in parts to bound memory."""
         counts = np.zeros(len(self.memory), np.int32)
         for begin in range(0, len(counts), _GROUPS_AT_ONCE):
             starts = self.starts[begin : begin + _GROUPS_AT_ONCE + 1]

@@ -234,7 +234,7 @@ def replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]
 
 
 def passed_over(calls: Sequence[BlockCall], states: Tensor) -> AbstractContextManager[None]:
-    """Skip the blocks: inside the context each returns `states` without running."""
+    """Skip the blocks. Inside the context, each block returns `states` without running."""
 
     def forward(call: BlockCall) -> Callable[..., Any]:
         return lambda *_arguments, **_keywords: call.recorded.returning(states)

@@ -221,7 +221,7 @@ class _Discovery:
         if len(parts) == 1:
             yield (parts[0],)
             return
-        # no module returns the sum: use the outermost module of each part that contains no other part
+        # no module returns the sum, so use, for each part, the outermost module that contains no other part
         yield tuple(next(module for module in above if {part} == set(module.modules()) & set(parts)) for part in parts)
 
     def _out(self, outputs: tuple[nn.Module, ...], calls: dict[Any, Any] | None = None) -> Tensor:

@@ -469,7 +469,7 @@ def _join_attention_(weights: dict[str, Tensor]) -> None:
 
 
 def _tie_(network: AdaptiveTransformer, projections: bool, name: str) -> None:
-    """Share the tensors of input and output side that the settings tie. Raises ModelError if the two copies differ."""
+    """Share tensors of input and output side that the settings tie. Raises ModelError if the two copies differ."""
     source, target = network.input, network.output
     pairs: list[tuple[nn.Module, str, nn.Parameter]] = [(target, "words", _weight(source.words[0]))]
     for band, tail in enumerate(target.tails, start=1):

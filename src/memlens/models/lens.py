@@ -136,7 +136,7 @@ class Lens:
 
     @property
     def embedding(self) -> Tensor:
-        """E, the output embedding times its constants, [vocabulary, d], float32 or finer. Copied only if converted."""
+        """The output embedding E times its constants, [vocabulary, d], float32 or finer. Copied only if converted."""
         return self._scaled(at_least_float32(self._output_weight))
 
     @property

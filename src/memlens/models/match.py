@@ -139,7 +139,7 @@ class _NormedProduct:
 
 @dataclass(frozen=True, eq=False)
 class _ClampedProduct:
-    """(u + 1) g sigmoid(slope g), with g and u clamped to the limit, as in the experts of gpt-oss and MiniMax M3."""
+    """The function (u + 1) g sigmoid(slope g) with g and u clamped, as in the experts of gpt-oss and MiniMax M3."""
 
     slope: float
     limit: float

@@ -150,7 +150,7 @@ class _Worst:
 
 
 class _LayerProof:
-    """Steps 1 to 7 for one layer, on its probe states. All tensors are [batch * pos, ...]."""
+    """Runs steps 1 to 7 for one layer, on its probe states. All tensors are [batch * pos, ...]."""
 
     def __init__(self, layer: MemoryLayer, call: BlockCall, worst: _Worst) -> None:
         self.layer, self.call, self.worst = layer, call, worst
@@ -179,7 +179,7 @@ class _LayerProof:
                 self._prove_stream(o - y, scale)
 
     def _prove_addition(self, o: Tensor, y: Tensor, scale: Tensor) -> None:
-        """Steps 4 and 5 in one run: all coefficients at zero, and another state at the last position."""
+        """Run steps 4 and 5 at once, with all coefficients at zero and another state at the last position."""
         later = torch.zeros(self.call.states.shape[:2], dtype=torch.bool, device=o.device)
         later[:, -1] = self.call.states.shape[1] > 1
         early = ~later.flatten()
@@ -232,7 +232,7 @@ class _LayerProof:
         return self.calls[module]
 
     def _prove_groups(self) -> tuple[Tensor, Tensor]:
-        """Steps 1 to 3. Return y by formula, and y with all coefficients at zero."""
+        """Run steps 1 to 3. Return y by formula, and y with all coefficients at zero."""
         output = silent = torch.zeros(())
         for group in self.layer.groups:
             self._call_of(group.writer, "down projection")
@@ -261,7 +261,7 @@ class _LayerProof:
         return scaled(output, self.layer.scale), scaled(silent, self.layer.scale)
 
     def _prove_stream(self, stream: Tensor, scale: Tensor) -> None:
-        """Step 6, and step 3 for the norm before the block."""
+        """Run step 6, and step 3 for the norm before the block."""
         norm = self.layer.input_norm
         x, *more_inputs = (
             rows_of(self.calls[module].inputs) for module in dict.fromkeys(group.reader for group in self.layer.groups)
@@ -284,7 +284,7 @@ def _repeat(output: Tensor, *_arguments: Any, **_keywords: Any) -> Tensor:
 
 
 def _prove_prediction(model: MemoryModel, probe: Probe, worst: _Worst) -> None:
-    """Step 9: compare the lens with the part of the network after the blocks, on the last layer's probe states."""
+    """Run step 9: compare the lens with the network's own code after the blocks, on the last layer's probe states."""
     lens, last = model.lens, probe.calls[-1].states
     if lens.final_norm is not None:
         with _plain_numbers():
@@ -493,7 +493,7 @@ def _large_states(like: Tensor, generator: torch.Generator) -> Tensor:
 
 @dataclass(eq=False)
 class _SmallMap:
-    """x -> (x A) B, a random map of rank 4. Its size is set at the first call."""
+    """A random map of rank 4, x -> (x A) B. Its size is set at the first call."""
 
     outputs: int
     size: float

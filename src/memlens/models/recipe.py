@@ -27,7 +27,7 @@ def make_pool(
     Args:
         recipe: The model.
         run: Executor, Ray address and GPUs.
-        workers: Number of workers; 0 on a Ray cluster for as many as it has room for.
+        workers: Number of workers; 0 for as many as a Ray cluster has room for.
         check_stop: Called several times per second; may raise.
         ahead: Items in flight beyond one per worker; 0 for the pool's default.
     """

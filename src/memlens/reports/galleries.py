@@ -70,8 +70,8 @@ class PatternCard:
     description: str
     confidence: float | None
     prefixes: int
-    auroc: float | None  # of held-out triggers against random prefixes
-    auroc_same_token: float | None  # of held-out triggers against prefixes with the same last tokens
+    auroc: float | None  # AUROC of held-out triggers against random prefixes
+    auroc_same_token: float | None  # AUROC of held-out triggers against prefixes with the same last tokens
     others: list[str]  # the best pattern of each other sense of the memory
     examples: list[TriggerExample]
 

@@ -256,7 +256,7 @@ class RoleShare:
 
     role: str
     count: int
-    shares: tuple[float | None, ...]  # in the lower, middle and upper third; None without scanned layers
+    shares: tuple[float | None, ...]  # shares in the lower, middle and upper third; None without scanned layers
     share: float
     published: str
 
@@ -269,7 +269,7 @@ class RoleSection:
     by_layer: list[dict[str, int]]
     none: float  # share of memories without a role
     not_asked: tuple[str, ...]  # roles that need gates or counts by position, which this index lacks
-    effects: list[RoleEffect]  # empty before `memlens roles --effects`
+    effects: list[RoleEffect]  # effects of silencing; empty before `memlens roles --effects`
 
 
 def role_section(index: Index) -> RoleSection | None:

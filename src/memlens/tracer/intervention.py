@@ -226,7 +226,7 @@ class Intervention:
         return edits if isinstance(edits, Intervention) else cls(edits)
 
     def __add__(self, other: Intervention | Edit | str | Iterable[Edit | str]) -> Intervention:
-        """Join the edits of both. Raises ModelError if they are bound to different models."""
+        """Join the edits of two interventions. Raises ModelError if the two are bound to different models."""
         other = Intervention.of(other)
         if None not in (self.fingerprint, other.fingerprint) and self.fingerprint != other.fingerprint:
             raise ModelError(
@@ -281,7 +281,7 @@ class Intervention:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
-        """Describe an intervention in the workbench's JSON by its document."""
+        """Return the schema for the workbench's JSON, in which an intervention is its document."""
         from pydantic_core import core_schema
 
         document = core_schema.plain_serializer_function_ser_schema(

@@ -128,7 +128,7 @@ def _has_usable_lists(index: Index, model: MemoryModel, top: int) -> bool:
 def _look_up_values_(
     names: dict[MemoryId, Names], memories: list[MemoryId], top: int, index: Index, model: MemoryModel
 ) -> set[MemoryId]:
-    """Look up tokens and return the memories that have them. Skips memories whose value was changed, as in `trying`."""
+    """Look up tokens and return the memories that have them. Skips memories with changed values, as in `trying`."""
     columns = f"norm, tokens[:{top}] AS tokens, bottom_tokens[:{top}] AS bottom_tokens"
     values = {memory: rows[0] for memory, rows in index.rows_of("values", memories, columns).items() if rows}
     listed: set[MemoryId] = set()
@@ -271,7 +271,7 @@ class Trace:
     token: TokenShare  # the traced token
     rank: int  # 1 + number of tokens that are more likely
     prediction: TokenShare  # the most likely token
-    settled: int  # the first layer from which top(o) stays the prediction
+    settled: int  # the first layer with top(o) equal to the prediction in it and in all later layers
     logit: float  # logit of the traced token, minus the logit of `against` if given
     parts: dict[str, float]  # embedding, attention, memories, block biases and output biases, which sum to the logit
     embedding: float  # contribution of the input embedding

@@ -27,7 +27,7 @@ class ChangedToken(Token):
     """A token and the mean change of its probability."""
 
     change: float
-    control: float  # mean change of its probability if the control is silenced
+    control: float  # mean change of the token's probability if the control is silenced
 
 
 @dataclass(frozen=True)
