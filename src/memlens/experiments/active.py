@@ -21,8 +21,8 @@ SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 memories:int64",
     "q1 median q3 low high",  # quartiles of the share of memories with m > 0; interval of its median
     "effective_q1 effective_median effective_q3",  # quartiles of the effective number of memories
-    *ex.kind_columns("median", "low", "high"),  # in a mixture: of the share of memories that a prefix reaches
-    "drop drop_low drop_high",  # mean share, middle third minus lower third without layer 0; the same in every row
+    *ex.kind_columns("median", "low", "high"),  # in a mixture: share of the memories that a prefix reaches
+    "drop drop_low drop_high",  # mean share: middle third minus lower third without layer 0; equal in all rows
 )
 
 
@@ -74,7 +74,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def only_for_relu(judge: Callable[[ex.Evidence], ex.Judgement]) -> Callable[[ex.Evidence], ex.Judgement]:
-    """Restrict a claim to models whose memories are silent at 0; it does not apply to others."""
+    """Restrict a claim to models whose memories are silent at 0. For other models, it does not apply."""
 
     def judged(evidence: ex.Evidence) -> ex.Judgement:
         return judge(evidence) if evidence.rests_at_zero else _OF_ANOTHER_KIND
@@ -120,7 +120,7 @@ def active_drops_toward_the_middle(evidence: ex.Evidence) -> ex.Judgement:
 
 
 def _middle_less_lower(evidence: ex.Evidence) -> Estimate | None:
-    """Return the difference from the table, or from the medians for rows without it (the paper's)."""
+    """Return the difference from the table, or compute it from the medians if the rows lack it (the paper's rows)."""
     rows = ex.known_rows(evidence.rows, ("median",), "prefixes")
 
     def of_medians() -> Estimate | None:

@@ -21,10 +21,10 @@ from memlens.text import percent
 BASELINES = {"shuffled": "this model, shuffled targets", "baseline": "a random token"}  # column -> label in the chart
 _COLUMNS = ("memory", "max_p", "argmax", "target", "target_rank", "shuffled_rank")
 SCHEMA = ex.schema(
-    "layer:int32 memories:int64 agree:int64",  # memories with a target
+    "layer:int32 memories:int64 agree:int64",  # number of memories with a target, and of those that agree
     "rate low high baseline shuffled",
-    "no_trigger:int64 no_next:int64",  # excluded memories
-    *ex.kind_columns("memories:int64", "agree:int64", "rate", "low", "high"),  # in a mixture
+    "no_trigger:int64 no_next:int64",  # numbers of excluded memories
+    *ex.kind_columns("memories:int64", "agree:int64", "rate", "low", "high"),  # by kind of memory, in a mixture
 )
 
 
@@ -32,14 +32,14 @@ SCHEMA = ex.schema(
 class Targets:
     """Memories of one layer, the tokens that follow their top-1 triggers, and numbers of excluded memories."""
 
-    memories: NDArray[Any]  # [n] numbers
-    max_p: NDArray[Any]  # [n]
-    argmax: NDArray[Any]  # [n] token
-    target: NDArray[Any]  # [n] token
-    rank: NDArray[Any]  # [n] rank of the target in p(v), from 1
-    shuffled_rank: NDArray[Any]  # [n] rank of another memory's target
+    memories: NDArray[Any]  # [n]: numbers of the memories
+    max_p: NDArray[Any]  # [n]: highest probability in p(v)
+    argmax: NDArray[Any]  # [n]: top token of the value
+    target: NDArray[Any]  # [n]: token after the top-1 trigger
+    rank: NDArray[Any]  # [n]: rank of the target in p(v), from 1
+    shuffled_rank: NDArray[Any]  # [n]: rank of another memory's target in p(v)
     no_trigger: int
-    no_next: int  # memories whose top-1 trigger ends its sentence
+    no_next: int  # number of memories whose top-1 trigger ends its sentence
 
     @property
     def agrees(self) -> NDArray[np.bool_]:
@@ -48,7 +48,7 @@ class Targets:
         return agrees
 
     def among(self, memories: range) -> "Targets":
-        """Return the targets of some memories of the layer; the numbers of excluded memories are 0."""
+        """Return the targets of some memories of the layer, with 0 as the numbers of excluded memories."""
         chosen = (self.memories >= memories.start) & (self.memories < memories.stop)
         columns = ("memories", "max_p", "argmax", "target", "rank", "shuffled_rank")
         return replace(self, **{name: getattr(self, name)[chosen] for name in columns}, no_trigger=0, no_next=0)
@@ -58,7 +58,7 @@ def read_targets(
     index: Index, layer: int, sample: int | None = None, random: np.random.Generator | None = None
 ) -> Targets:
     """Return all memories of a layer with a target, or `sample` of them."""
-    # tables of tests may lack shuffled ranks
+    # tables in tests may lack shuffled ranks
     known = set(pq.read_schema(index.path("values")).names)
     table = index.table("values", [name for name in _COLUMNS if name in known] + ["trigger_p"], [("layer", "=", layer)])
     columns = {name: table.column(name).fill_null(-1).to_numpy() for name in _COLUMNS if name in known}

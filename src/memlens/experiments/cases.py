@@ -17,7 +17,7 @@ CASES = ("residual", "agreement", "composition", "ffn", "reversal")
 HUES = {"residual": "c1", "composition": "c2", "agreement": "c3", "ffn": "c4", "reversal": "c5"}
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 residual:int64 ffn:int64 agreement:int64 composition:int64 reversal:int64",
-    # from layer 1 on, the same in every row: share with r's token; share of compositions among changes
+    # from layer 1 on, equal in all rows: share with the token of r; share of compositions among changes
     "kept kept_low kept_high compromises compromises_low compromises_high",
 )
 

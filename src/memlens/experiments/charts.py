@@ -1,7 +1,7 @@
 """Charts of the experiments: curves, quartile bands, stacked shares and bars by depth.
 
-The paper's curve is dashed and has different points. Both models share an axis: layers if they have equally many,
-otherwise relative depth, (layer + 1/2) / L.
+The paper's curve is dashed and has points of another shape. Both models share an axis: the layer if they have the same
+number of layers, otherwise relative depth, (layer + 1/2) / L.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ _STROKE: dict[str, Any] = {
 }
 _BASELINE_DASHES = [[8, 3, 2, 3], [2, 3]]
 _EDGES = (("low", ".1%"), ("high", ".1%"))
-_SMALL, _LARGE = 46, 170  # sizes of a point, and of the point under the pointer
+_SMALL, _LARGE = 46, 170  # size of a point, normally and under the pointer
 
 
 def curves(
@@ -154,7 +154,7 @@ def _whose(rows: Sequence[Row]) -> tuple[alt.Color, alt.Shape]:
 
 
 def _dash(legend: alt.Legend | None) -> Any:
-    """Dash the paper's lines. Without a legend this is a condition, because a scale would merge with other legends."""
+    """Dash the paper's lines. Without a legend, use a condition, because a scale would merge with other legends."""
     if legend is not None:
         return alt.StrokeDash("whose:N", scale=_DASHES, legend=legend)
     return alt.condition(f"datum.whose == '{PAPER}'", alt.value([6, 4]), alt.value([1, 0]))
@@ -176,7 +176,7 @@ def _baselines(rows: Sequence[Row], x: alt.X) -> Any:
 
 
 def _legend_columns(names: Sequence[str]) -> dict[str, int]:
-    """Stack long names: a legend wider than half a page, or than a phone, is cut off."""
+    """Stack long names, because a legend wider than half a page or a phone is cut off."""
     return {"columns": 1} if sum(map(len, names)) > 40 else {}
 
 
@@ -201,7 +201,7 @@ def _points(
     shown: Sequence[tuple[str, str]],
     rows: list[Row],
 ) -> Any:
-    """Draw points that grow under the pointer; a touch near one is enough."""
+    """Draw points that grow under the pointer. A pointer or touch near a point is enough."""
     near = alt.selection_point(name="near", fields=["depth", *by], nearest=True, on="pointerover", empty=False)
     return (
         base.mark_point(strokeWidth=2, fill=colour("page"), opacity=1)
@@ -218,7 +218,7 @@ def _points(
 
 
 def _tooltip(fields: Sequence[tuple[str, str]], rows: list[Row]) -> list[alt.Tooltip]:
-    """Return tooltips for the (field, format) pairs that rows have; an empty format means text."""
+    """Return tooltips for the (field, format) pairs that occur in the rows. An empty format means text."""
     return [
         alt.Tooltip(f"{field}:{'Q' if form else 'N'}", title=field, **({"format": form} if form else {}))
         for field, form in fields

@@ -3,7 +3,7 @@
 A prefix counts as zero if top(y) differs from the top token of every value of the layer (`zero`), or of every value
 whose memory is active, m > 0 (`zero_active`). y is read in the same way as values. For the other prefixes, the table
 has the share whose target is a stop word and the share shorter than 5 tokens, and the same shares of all prefixes.
-Prefixes at the end of a sentence have no target and are excluded from the first share.
+Prefixes at the end of a sentence have no target and are excluded from the first of these shares.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from memlens.text import percent
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import PrefixTables
 
-SHORT = 5  # tokens
+SHORT = 5  # prefixes with fewer tokens are short
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 zero:int64 rate low high",
     "zero_active:int64 rate_active low_active high_active",
-    "stop_words short",  # shares of the prefixes that are not zero; null if there are none
+    "stop_words short",  # shares of stop words and short prefixes among prefixes that are not zero; null if none
     "stop_words_all short_all",  # the same shares of all prefixes
-    "without_target:int64",  # of all prefixes
-    # over all layers, the same in every row: the share where a memory agrees, minus that of all prefixes
+    "without_target:int64",  # number of prefixes without a target
+    # over all layers, equal in all rows: share among agreeing prefixes minus the share among all prefixes
     "stop_words_pooled stop_words_excess stop_words_excess_low stop_words_excess_high",
     "short_pooled short_excess short_excess_low short_excess_high",
 )
@@ -76,7 +76,7 @@ def _excess(name: str, holds: NDArray[np.bool_], times: NDArray[np.float64], see
     if not whole:
         return {f"{name}_pooled": None} | ex.estimate_columns(f"{name}_excess", None)
     share, base = float((holds * times).sum()) / whole, float(holds.mean())
-    # influence of each prefix on the difference, so that the difference is a mean over prefixes
+    # contribution of each prefix, so that the difference is a mean over prefixes
     moves = share - base + (holds - share) * times * (len(times) / whole) - (holds - base)
     excess = mean_estimate(moves, generator(seed, f"composition {name}"))
     return {f"{name}_pooled": share} | ex.estimate_columns(f"{name}_excess", excess)
@@ -88,7 +88,7 @@ def _share(hits: NDArray[np.bool_], among: NDArray[np.bool_]) -> float | None:
 
 
 def published() -> list[ex.Row]:
-    # The plotted bars are integers over 4,096, although the text states 4,000 prefixes.
+    # The plotted bars are multiples of 1/4,096, although the text states 4,000 prefixes.
     return [
         {"layer": layer, "prefixes": 4096, "zero": zero, "rate": zero / 4096}
         for layer, zero in enumerate(ex.paper_figures()["fig8_implied_counts"])
@@ -136,7 +136,7 @@ def _judge_excess(name: str, what: str) -> Callable[[ex.Evidence], ex.Judgement]
             return ex.NOT_MEASURED
         share = rows[0][f"{name}_pooled"]
         base = share - excess.value
-        theirs = published - base  # the paper gives no base rate
+        theirs = published - base  # the paper states no base rate
         if theirs <= 0:
             verdict, where = ex.UNCLEAR, f"cannot be compared, for the base rate {percent(base)} exceeds the published"
         else:

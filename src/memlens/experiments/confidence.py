@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 q1 median q3 low high median_rank",  # interval of the median
-    "trend trend_low trend_high",  # slope of the probability over relative depth from layer 1 on; the same in every row
+    "trend trend_low trend_high",  # slope of the probability over relative depth from layer 1 on; equal in all rows
 )
 
 

@@ -1,9 +1,9 @@
-"""Contributions (beyond the paper): how much blocks, attention and single memories add to the final token's logit.
+"""Contributions (beyond the paper): what blocks, attention and single memories add to the final token's logit.
 
 A constant added to all logits does not change probabilities, so shares refer to the final token's logit minus the mean
 of all logits. Feed-forward and attention of all layers, the embedding and the constant (biases after the last layer)
 sum to it. `*_share` is the sum of a part over prefixes divided by the sum of the whole, so shares sum to 1 and may be
-negative. top1, top10 and top100 are the contributions of the strongest memories; others cancel part of them.
+negative. top1, top10 and top100 are the contributions of the strongest memories. Other memories cancel part of them.
 `ffn_logit` and `attention_logit` are the same parts of the plain logit. See models.decompose for the algebra.
 """
 
@@ -23,9 +23,9 @@ SCHEMA = ex.schema(
     *_PARTS,  # means over prefixes
     "low high attention_low attention_high",  # intervals of ffn and attention
     *(f"{name}_share" for name in _PARTS),
-    "embedding_share constant_share above_mean",  # the same in every row; above_mean is the denominator of shares
+    "embedding_share constant_share above_mean",  # equal in all rows; above_mean is the denominator of shares
     "ffn_logit attention_logit embedding_logit constant_logit logit",
-    *ex.kind_columns("given", "low", "high"),  # in a mixture: by kind of memory, without biases
+    *ex.kind_columns("given", "low", "high"),  # by kind of memory in a mixture, without biases
 )
 
 
@@ -53,7 +53,7 @@ def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
             | {name: float(np.mean(columns[name])) for name in ("ffn_logit", "attention_logit")}
         )
         for kind in ex.kind_spans(seen.index.names, layer):
-            if f"{kind}_given" in columns:  # tables of tests may lack kinds
+            if f"{kind}_given" in columns:  # tables in tests may lack kinds
                 given = np.asarray(columns[f"{kind}_given"], np.float64)
                 low, high = mean_interval(given, random)
                 rows[-1] |= ex.of_kind(kind, {"given": float(given.mean()), "low": low, "high": high})

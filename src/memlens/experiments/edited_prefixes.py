@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from memlens.models.groups import CoefficientBlock
     from memlens.models.memory_model import MemoryModel
 
-_BATCHES_PER_ITEM = 4  # batches sent to a worker at a time
+_BATCHES_PER_ITEM = 4  # number of batches sent to a worker at a time
 
 
 class EditedPrefixes:
-    """A set of prefixes that grows as they are added."""
+    """A growing set of prefixes with their ids."""
 
     def __init__(self) -> None:
-        self._ids: dict[bytes, int] = {}  # tokens, eight bytes each
+        self._ids: dict[bytes, int] = {}  # tokens, with eight bytes each -> id
         self._prefixes: list[NDArray[np.int64]] = []
 
     def __len__(self) -> int:
@@ -89,12 +89,12 @@ class EditedPrefixes:
         hosts = np.arange(len(self))
         ordered = sorted(self._ids)
         for tokens, longer in zip(ordered[-2::-1], ordered[:0:-1], strict=True):
-            if longer.startswith(tokens):  # sorted, so prefixes that begin with these tokens follow directly
+            if longer.startswith(tokens):  # in sorted order, prefixes that begin with these tokens follow directly
                 hosts[self._ids[tokens]] = hosts[self._ids[longer]]
         return hosts
 
     def _cut(self, deepest: NDArray[np.int64], batch_tokens: int, bos: int | None) -> list[tuple[int, Batch]]:
-        """Return (deepest layer, batch) pairs. Prefixes with layer -1 are not run: another prefix covers them."""
+        """Return pairs (deepest layer, batch). Prefixes with layer -1 are not run: another prefix covers them."""
         from memlens.corpus.sentences import cut_batches
 
         batches = []
@@ -108,7 +108,7 @@ class EditedPrefixes:
 class EditedBatch:
     """A batch of edited prefixes. Any worker that has the model can run it."""
 
-    deepest: int  # layer
+    deepest: int  # last layer to run
     tokens: NDArray[np.int64]  # [batch, pos]
     cells: Mapping[int, tuple[NDArray[np.int64], ...]]  # layer -> rows, positions and memories [n] to read
 
@@ -137,7 +137,7 @@ def run_edited(model: MemoryModel, batch: EditedBatch) -> dict[int, NDArray[np.f
 def run_edited_batches(
     model: MemoryModel, batches: Sequence[EditedBatch], threads: int
 ) -> list[dict[int, NDArray[np.float64]]]:
-    """Run batches with this many threads, so that all workers compute the same bits. See `run_edited`."""
+    """Run batches with this number of threads, so that all workers compute the same bits. See `run_edited`."""
     from memlens.vocab.kernels import use_threads
 
     with use_threads(threads):
@@ -145,7 +145,7 @@ def run_edited_batches(
 
 
 class _Places:
-    """The batch, the row and the last position of each prefix."""
+    """The batch, row and last position of each prefix."""
 
     def __init__(
         self, batches: Sequence[Batch], hosts: NDArray[np.int64], lengths: NDArray[np.int64], bos: int | None

@@ -6,10 +6,10 @@ they import torch, numba and Altair only inside the functions that compute or dr
 
 The file has three parts: claims and verdicts, the Experiment object, and helpers that several experiments share.
 
-A claim has a direction (does the interval of a difference exclude 0?) and a size (shown next to the published size).
-Each is judged separately. Claims over layers are judged by the slope over relative depth and by the upper third against
-the rest, because a line hides a reversal; layer 0 is left out and shown separately. Claims about every layer use
-intervals that hold for all layers at once. A share that the paper states is judged by equivalence with a margin.
+A claim has a direction, which is judged by whether the interval of a difference excludes 0, and a size, which is shown
+next to the published size. Claims over layers are judged by the slope over relative depth and by the upper third
+against the rest, because a line hides a reversal. Layer 0 is left out and shown separately. Claims about every layer
+use intervals that hold for all layers at once. A share that the paper states is judged by equivalence with a margin.
 """
 
 import json
@@ -34,12 +34,12 @@ Row = dict[str, Any]
 APPEARS, PARTLY, ABSENT, UNCLEAR = "appears", "appears in part", "does not appear", "cannot tell"
 SAME, UNCOMPARED = "same as shuffled network", "not compared with a shuffled network"
 NOT_APPLICABLE, NOT_JUDGED = "not applicable", "shown without a verdict"
-UNTESTED = (NOT_APPLICABLE, NOT_JUDGED)  # verdicts of claims that do not count as tested
+UNTESTED = (NOT_APPLICABLE, NOT_JUDGED)  # verdicts for claims that were not tested
 VERDICTS = (APPEARS, PARTLY, SAME, ABSENT, UNCLEAR, UNCOMPARED, *UNTESTED)
 SHUFFLED = "shuffled"  # the table of claims in shuffled networks
-THIRDS = ("lower", "middle", "upper")  # of the layers
+THIRDS = ("lower", "middle", "upper")  # thirds of the layers by depth
 FEWEST = 6  # minimum number of observations: with fewer, a median has no 95% interval
-_SMALL = 0.1  # share of the published size
+_SMALL = 0.1  # share of the published size below which a size counts as small
 
 
 def depth(layer: int, layers: int) -> float:
@@ -82,14 +82,14 @@ class Evidence:
 
     @property
     def theirs(self) -> "Evidence":
-        """The paper's rows as evidence."""
+        """The paper's rows as evidence for the same claim."""
         return Evidence(self.published, self.published_layers, dict.fromkeys(range(self.published_layers), 4096))
 
     def trend(self, column: str, low: str = "low", high: str = "high") -> "Trend | None":
         """Return the trend of a number over depth without layer 0; None if layers span half the depth or less.
 
-        The slope is taken from the rows if they record it (paired over the same prefixes), otherwise computed from
-        independent layers.
+        The slope is taken from the rows if they contain it (paired over the same prefixes). Otherwise, layers count as
+        independent.
         """
         known = {
             row["layer"]: estimate
@@ -112,7 +112,7 @@ class Evidence:
         return None if slope is None else Trend(slope, change, rise, first, last, self.layers)
 
     def first(self, column: str) -> float | None:
-        """Return the number of layer 0."""
+        """Return the value of a column in layer 0, or None."""
         value: float | None = next((row.get(column) for row in self.rows if row["layer"] == 0), None)
         return value
 
@@ -121,7 +121,7 @@ class Evidence:
 class Trend:
     """The slope of a number over relative depth, and its change from the first layer (without 0) to the last.
 
-    `rise` is the mean of the upper third of the layers minus that of the others; None without layers on both sides.
+    `rise` is the mean of the upper third of the layers minus the mean of the others, or None if either has no layers.
     """
 
     slope: Estimate
@@ -137,14 +137,14 @@ class Judgement:
     """The verdict of a table on a claim."""
 
     yours: str
-    interval: str  # empty if the table has none
+    interval: str  # interval as text; empty if the table has none
     verdict: str
-    reason: str = ""  # one sentence
-    measure: Estimate | None = None  # the number that is judged, to compare with shuffled networks
-    shuffled: str = ""  # the same number in shuffled networks; empty if it was not measured
+    reason: str = ""  # reason in one sentence
+    measure: Estimate | None = None  # number that is judged, also compared with shuffled networks
+    shuffled: str = ""  # number measured in shuffled networks, as text; empty if not measured
 
     def and_also(self, words: str) -> "Judgement":
-        """Return the same judgement with words added to its reason."""
+        """Return this judgement with words added to the reason."""
         return replace(self, reason=f"{self.reason.removesuffix('.')}; {words}.")
 
 
@@ -170,10 +170,10 @@ class Claim:
     rule: str
     judge: Callable[[Evidence], Judgement]
     table: str = ""  # the table to judge; the experiment's first table by default
-    sign: int = 1  # direction of the claim: 1 if its measure is claimed to be large
-    write: Callable[[float], str] = as_points  # formats its measure
-    target: float | None = None  # the share that the claim states, if it is not just "large"
-    is_compared: bool = True  # whether it can be measured in shuffled networks
+    sign: int = 1  # 1 if the measure is claimed to be large, -1 if it is claimed to be small
+    write: Callable[[float], str] = as_points  # formats the measure
+    target: float | None = None  # share that the claim states; None if it states only a direction
+    is_compared: bool = True  # whether the claim can be measured in shuffled networks
 
 
 @dataclass(frozen=True)
@@ -218,10 +218,10 @@ def compare_with_shuffled(claim: Claim, judged: Judgement, rows: Sequence[Row]) 
 
 
 def join_networks(estimates: Sequence[Estimate]) -> Estimate:
-    """Return the mean over networks with an interval for a further network.
+    """Return the mean over networks, with a prediction interval for another network.
 
-    The interval combines the error of each estimate with the variation between networks (a prediction interval). With
-    one network, the variation is unknown and only the error counts.
+    The interval combines the error of each estimate with the variation between networks. With one network, only the
+    error counts, because the variation is unknown.
     """
     count = len(estimates)
     values = np.array([estimate.value for estimate in estimates])
@@ -236,7 +236,7 @@ def join_networks(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def exceeds(claim: Claim, trained: Estimate, shuffled: Estimate) -> Estimate:
-    """Return how far a network exceeds another in the direction of the claim, or comes closer to the claimed share."""
+    """Return how far a network exceeds another in the direction of the claim, or is closer to the claimed share."""
     if claim.target is None:
         return contrast((1, -1), (trained, shuffled)).times(claim.sign)
     return contrast((-1, 1), [_distance(estimate, claim.target) for estimate in (trained, shuffled)])
@@ -278,12 +278,12 @@ def judge_trend(
     theirs: Trend | None,
     sign: int,
     first: str,
-    step: tuple[bool, str] | None = None,  # whether a further condition holds, and a description
+    step: tuple[bool, str] | None = None,  # whether an additional condition holds, and its description
 ) -> Judgement:
     """Judge a slope against the published one. `sign` is the published direction, `first` describes layer 0.
 
-    The change is shown as last minus first layer, the slope per layer: a slope over the whole depth may exceed what a
-    share can change.
+    The change is shown as last minus first layer. The slope is shown per layer, because a slope over the whole depth
+    may exceed the range of a share.
     """
     if yours is None or theirs is None:
         return NOT_MEASURED
@@ -325,7 +325,7 @@ def judge_difference(yours: Estimate | None, theirs: Estimate | None, sign: int,
 
 
 def share_verdict(low: float, high: float, bar: float) -> str:
-    """Judge "more than": the interval lies above the bar, below it, or contains it."""
+    """Judge a claim of "more than" by whether the interval lies above the bar, below it, or contains it."""
     return APPEARS if low > bar else ABSENT if high < bar else UNCLEAR
 
 
@@ -346,7 +346,7 @@ def judge_share(share: Estimate | None, bar: float, bar_is: str, published: floa
 
 
 def judge_equivalence(estimate: Estimate | None, published: float, margin: float, what: str) -> Judgement:
-    """Judge a share against a published one: they agree if the interval lies within `margin` of it."""
+    """Judge a share against a published share. They agree if the interval is within `margin` of the published one."""
     if estimate is None:
         return NOT_MEASURED
     least, most = published - margin, published + margin
@@ -385,12 +385,12 @@ def as_span(low: float, high: float) -> str:
 Write = Callable[[Any], str]
 Rows = Mapping[str, Sequence[Row]]  # the rows of an experiment's tables by name
 
-KEYS, LAYERS = "What memories hold", "How memories add up"  # the two parts of the report
+KEYS, LAYERS = "What memories hold", "How memories add up"  # titles of the two parts of the report
 SAMPLE = 4000  # default number of prefixes
-PREFIX_OPTIONS = ("validation", "stop_words")  # options of the pass over prefixes
+PREFIX_OPTIONS = ("validation", "stop_words")  # names of the options of the pass over prefixes
 PAPER_LAYERS, PAPER_MEMORIES = 16, 4096
-BEND = depth(9, PAPER_LAYERS)  # the paper's curve of predictions steepens after its layer 9
-PAPER_HEAD = 20_000  # head of the paper's adaptive softmax, in which a flat value ranks all targets
+BEND = depth(9, PAPER_LAYERS)  # depth after which the paper's curve of predictions steepens (its layer 9)
+PAPER_HEAD = 20_000  # size of the head of the paper's adaptive softmax; a flat value ranks all targets in it
 QUARTILES = ("q1", "median", "q3")
 
 
@@ -411,7 +411,7 @@ class ModelShape:
 class Panel:
     """One chart of a figure."""
 
-    name: str  # base name of its files
+    name: str  # base name of the chart's files
     alt: str  # text alternative
     spec: dict[str, Any]  # Vega-Lite, in the colors of the page
 
@@ -422,18 +422,18 @@ class ResultTable:
 
     name: str
     schema: pa.Schema
-    # called with (index, model, *, seed, sample, progress), or with (tables, seed) for an experiment on prefixes
+    # called with (index, model, *, seed, sample, progress), or for an experiment on prefixes with (tables, seed)
     compute: Callable[..., list[Row]]
     question: str
     lead: str  # what to look for
     how: str  # how the numbers are computed
-    figure: str = ""  # in the paper, if it differs from the experiment's
+    figure: str = ""  # figure in the paper, if it is not that of the experiment
     draw: Callable[[list[Row], ModelShape], list[Panel]] | None = None
     published: Callable[[], list[Row]] = list  # the rows of the paper's model
-    contract: tuple[str, ...] = ("layer",)  # columns that are needed to show the table
-    command: str = ""  # command that makes the table, if not `memlens experiment`
-    by_people: bool = False  # whether it stays empty until people have worked
-    below: str = ""  # a sentence below the charts
+    contract: tuple[str, ...] = ("layer",)  # columns required to show the table
+    command: str = ""  # command that makes the table, if it is not `memlens experiment`
+    by_people: bool = False  # whether the table is empty until people have annotated
+    below: str = ""  # sentence below the charts
     note: Callable[[Index, list[Row]], tuple[str, str] | None] | None = None  # a label and a sentence next to the lead
 
 
@@ -456,7 +456,7 @@ class Column:
     head: str
     name: str
     write: Write = percent
-    interval: tuple[str, str] | None = None  # names of the columns with its ends
+    interval: tuple[str, str] | None = None  # names of the columns with the ends of the interval
 
     def cell(self, row: Row) -> str:
         return self.write(row[self.name])
@@ -475,9 +475,9 @@ class Picture:
 
     columns: tuple[Column, ...]
     curves: Mapping[str, str]  # column -> label
-    by_layer: Callable[[Sequence[Row]], list[Row]] = list  # returns one row per layer, if the table has other rows
+    by_layer: Callable[[Sequence[Row]], list[Row]] = list  # converts the table to one row per layer
     remark: Callable[[Index], str] | None = None  # text next to the sample size
-    below: Callable[[Rows], list[Any]] | None = None  # what rich prints below, from the other tables
+    below: Callable[[Rows], list[Any]] | None = None  # output of rich below the picture, made from the other tables
 
     @classmethod
     def plain(cls, rows: Sequence[Row]) -> "Picture":
@@ -497,36 +497,36 @@ class Experiment:
     """One experiment of the paper."""
 
     name: str
-    figure: str  # in the paper
+    figure: str  # figure or table in the paper
     title: str
-    tables: tuple[ResultTable, ...]  # the first has the experiment's name; claims are judged on it
-    sample_of: str = "memories per layer"  # what `sample` counts
-    sample: int | None = None  # default size; None for all
-    needs: tuple[str, ...] = ()  # tables that must be in the index
+    tables: tuple[ResultTable, ...]  # the first table has the experiment's name and is the one to judge claims on
+    sample_of: str = "memories per layer"  # unit of `sample`
+    sample: int | None = None  # default size of the sample; None for all
+    needs: tuple[str, ...] = ()  # tables that the index must have
     uses_model: bool = False
-    maps: bool = False  # whether compute takes `pool`, on which the model runs
+    maps: bool = False  # whether compute takes a `pool` to run the model on
     tokens_run: int = 0  # approximate number of tokens run per sampled memory
     last_layer: bool = False  # whether the model's last layer must have been scanned
-    people: str = ""  # which annotations it reads (see annotations/records.py)
+    people: str = ""  # kind of annotations that it reads (see annotations/records.py)
     claims: tuple[Claim, ...] = ()
     picture: Picture | None = None
-    # instead of a picture: called with (index, rows by table, terminal width, origin of the prefixes); returns a line
-    # about the sample, and what rich prints
+    # replaces the picture: called with (index, rows by table, terminal width, origin of the prefixes), returns a line
+    # about the sample and the output of rich
     terminal: Callable[[Index, Rows, int, str], tuple[str, list[Any]]] | None = None
 
     @property
     def on_prefixes(self) -> bool:
-        """Whether it is read from the pass over sampled prefixes."""
+        """Whether the experiment reads the pass over sampled prefixes."""
         return self.sample_of == "prefixes"
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Further options of its computation."""
+        """Names of further options of the computation."""
         return PREFIX_OPTIONS if self.on_prefixes else ()
 
     @property
     def part(self) -> str:
-        """The part of the report with its section."""
+        """The part of the report that contains the experiment."""
         return LAYERS if self.on_prefixes else KEYS
 
     def figure_of(self, table: ResultTable) -> str:
@@ -538,7 +538,7 @@ class Experiment:
         return tuple(table.name for table in self.tables)
 
     def judge(self, index: Index, rows: Callable[[str], list[Row] | None]) -> list[JudgedClaim]:
-        """Judge its claims, and compare them with shuffled networks if the index has these.
+        """Judge the claims, and compare them with shuffled networks if the index has results for such networks.
 
         `rows` returns the rows of a table, or None if it is missing.
         """
@@ -553,7 +553,7 @@ class Experiment:
         ]
 
     def judge_rules(self, index: Index, rows: Callable[[str], list[Row] | None]) -> list[JudgedClaim]:
-        """Judge its claims by their rules alone."""
+        """Judge the claims by their rules alone."""
         model = index.manifest.model
         memories = {layer: index.memories(layer) for layer in index.layers}
         at_zero = not model.gated and (model.activation or "relu").startswith("relu")
@@ -569,7 +569,7 @@ class Experiment:
         return judged
 
     def charts(self, index: Index) -> list[Any]:
-        """Return the charts of its tables in an index, for a notebook."""
+        """Return the charts of the experiment's tables in an index, for a notebook."""
         from memlens.experiments.style import notebook_chart
 
         panels: list[Panel] = []
@@ -579,7 +579,7 @@ class Experiment:
         return [notebook_chart(panel.spec) for panel in panels]
 
     def obstacle(self, index: Index) -> str | None:
-        """Return the reason why this index cannot have the experiment, with advice, or None."""
+        """Return why the experiment cannot run on this index, with advice, or None if it can."""
         for table in self.needs:
             try:
                 index.path(table)
@@ -592,7 +592,7 @@ class Experiment:
 
 
 def schema(*groups: str) -> pa.Schema:
-    """Build a schema from `name:type` columns, [type] for a list; a column without a type holds float64."""
+    """Build a schema from `name:type` columns. [type] is a list type. A column without a type holds float64."""
 
     def column(text: str) -> tuple[str, pa.DataType]:
         name, _, kind = text.partition(":")
@@ -626,7 +626,7 @@ def paper_figures() -> dict[str, Any]:
 
 
 def paper_statement(name: str) -> float:
-    """Return a number that the paper's text states and no figure shows."""
+    """Return a number that the paper states in its text but shows in no figure."""
     return float(paper_figures()["stated"][name])
 
 
@@ -641,7 +641,7 @@ def quartiles(numbers: Any) -> dict[str, float]:
 
 
 def part_shares(row: Row, parts: Sequence[str]) -> Row:
-    """Return the row with counts as shares of their sum."""
+    """Return the row with counts replaced by shares of their sum."""
     total = sum(row[part] for part in parts)
     return row | {part: row[part] / total if total else None for part in parts}
 
@@ -653,7 +653,7 @@ def estimate_columns(name: str, estimate: tuple[float, float | None, float | Non
 
 
 def prefix_trend(matrix: Any, layers: Sequence[int], depths: int, random: np.random.Generator) -> Row:
-    """Return the mean slope over relative depth, prefix by prefix, of numbers [layers, prefixes] from layer 1 on."""
+    """Return the mean over prefixes of the slope over relative depth of numbers [layers, prefixes], from layer 1 on."""
     rest = [place for place, layer in enumerate(layers) if layer > 0]
     if len(rest) < 2:
         return estimate_columns("trend", None)
@@ -664,9 +664,9 @@ def prefix_trend(matrix: Any, layers: Sequence[int], depths: int, random: np.ran
 def prefix_estimate(
     rows: Sequence[Row], name: str, otherwise: Callable[[], Estimate | None] = lambda: None
 ) -> Estimate | None:
-    """Return a number that is the same in every row, with its interval.
+    """Return a number that is equal in all rows, with its interval.
 
-    `otherwise` for rows without it (the paper's).
+    Returns `otherwise` for rows without the number (the paper's rows).
     """
     if not rows or name not in rows[0]:
         return otherwise() if rows else None
@@ -674,7 +674,7 @@ def prefix_estimate(
 
 
 def known_rows(rows: list[Row], columns: Sequence[str], observed: str) -> list[Row]:
-    """Return the rows that have these columns and enough observations (unknown for the paper's rows)."""
+    """Return the rows with these columns and enough observations. Rows of the paper have no number of observations."""
     enough = [row for row in rows if row.get(observed) is None or row[observed] >= FEWEST]
     return [row for row in enough if all(row[column] is not None for column in columns)]
 
@@ -693,7 +693,7 @@ def kind_columns(*names: str) -> Iterator[str]:
 
 
 def kind_spans(names: MemoryNames, layer: int) -> dict[str, range]:
-    """Return {kind: numbers of its memories in a layer}; empty for a model without a router."""
+    """Return {kind: range of memory numbers in a layer}; empty for a model without a router."""
     if not any(group.kind == "routed" for groups in names.layers.values() for group in groups):
         return {}
     spans: dict[str, range] = {}

@@ -1,9 +1,9 @@
-"""Last layer (Section 5.2): 100 random prefixes whose last layer is a composition, for people to judge.
+"""Last layer (Section 5.2): 100 random prefixes whose last layer is a composition, to be judged by people.
 
 Each row has both words, the prefix, and the memories that pushed the change: those with the largest m_i (score of the
 output's token - score of the residual's token), at the scale of the final norm for the layer's output. The cosine of
-the two words' output embeddings is a hint: words count as related if it is higher than 95% of the cosines of unrelated
-words (`bar`: the first word of a change and the second word of another). Verdicts of people are counted next to it.
+the two words' output embeddings is a hint: words count as related if it exceeds `bar`, the 95% quantile of the cosines
+of unrelated words (the first word of a change and the second word of another). Verdicts of people are also counted.
 """
 
 from collections import Counter
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 EXAMPLES = 100
 _RELATED = 0.95  # quantile of the cosines of unrelated words
-_SHOWN = 5  # examples in the terminal
-_TEXT_TAKEN, _VERDICTS_TAKEN = 55, 24  # terminal columns next to a prefix
+_SHOWN = 5  # number of examples in the terminal
+_TEXT_TAKEN, _VERDICTS_TAKEN = 55, 24  # width of the terminal columns other than the prefix
 SCHEMA = ex.schema(
     "layer:int32 prefix:int32 sentence:int64 position:int32 text:string",  # prefix: row of experiments/prefixes
     "residual:int32 residual_text:string output:int32 output_text:string",  # the top tokens before and after
     "cosine:float32 memories:[int32] pushes:[float32]",  # strongest memory first
-    "bar:float32",  # cosines above it count as related; the same in every row
-    "compositions:int64",  # number in the whole sample
-    "example:string related:int64 distant:int64",  # name of the example, and numbers of people by verdict
+    "bar:float32",  # cosine above which words count as related; equal in all rows
+    "compositions:int64",  # number of compositions in the whole sample
+    "example:string related:int64 distant:int64",  # name of the example; number of people for each verdict
 )
 
 
@@ -87,7 +87,7 @@ class VerdictSummary:
     examples: int
     related: int
     distant: int
-    split: int  # examples with equally many verdicts for both
+    split: int  # number of examples with equally many verdicts for both
     cosine_related: float | None
     cosine_distant: float | None
 
@@ -205,7 +205,7 @@ EXPERIMENT = ex.prefix_experiment(
             "Wilson interval lies above one half, does not appear if it lies below. The cosine hint alone (related: a "
             "cosine above 95% of those of unrelated words) is not enough.",
             changes_are_distant,
-            is_compared=False,  # people judged it
+            is_compared=False,  # because people judge it
         ),
     ),
     terminal=print_changes,

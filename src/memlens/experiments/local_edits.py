@@ -7,7 +7,7 @@
 3. `beside_last` is the change minus the change of the edit "last", computed memory by memory, because all edits use the
    same memories.
 
-BOS is never removed. A prefix of one token cannot be edited; it is skipped and counted in `left_out`.
+BOS is never removed. A prefix of one token cannot be edited. It is skipped and counted in `left_out`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ EDITED_TOKENS = 30
 EDITS = ("first", "last", "random")
 
 SCHEMA = ex.schema(
-    "layer:int32 edit:string change low high",  # mean over memories
-    "median",  # over memories; a coefficient near zero can dominate the mean
-    "memories:int64 prefixes:int64 left_out:int64",  # left_out: prefixes of one token
+    "layer:int32 edit:string change low high",  # change: mean over memories, with its interval
+    "median",  # median over memories, because a coefficient near zero can dominate the mean
+    "memories:int64 prefixes:int64 left_out:int64",  # left_out: number of prefixes of one token
     "beside_last beside_last_low beside_last_high",  # change minus that of the edit "last", over the same memories
 )
 
@@ -50,7 +50,7 @@ class _EditableTriggers:
 
     memory: NDArray[np.int64]  # [n]
     coefficient: NDArray[np.float64]  # [n]
-    prefixes: NDArray[np.int64]  # [n, edits] ids of the edited prefixes
+    prefixes: NDArray[np.int64]  # [n, edits]: ids of the edited prefixes
     left_out: int
 
 
@@ -191,7 +191,7 @@ def last_token_matters_most(evidence: ex.Evidence) -> ex.Judgement:
 
 
 def _leads(rows: list[ex.Row]) -> dict[int, Estimate]:
-    """Return, by layer, how much more the last token matters than the first or a random one, whichever is closer."""
+    """Return, by layer, how much more the last token matters than the first or a random one (the minimum)."""
     layers: dict[int, dict[str, ex.Row]] = {}
     for row in ex.known_rows(rows, ("change",), "memories"):
         layers.setdefault(row["layer"], {})[row["edit"]] = row
@@ -204,7 +204,7 @@ def _leads(rows: list[ex.Row]) -> dict[int, Estimate]:
 
 
 def _beside(edits: dict[str, ex.Row], edit: str) -> Estimate | None:
-    """Return the drop by the last token minus the drop by an edit. The paper reports only the means."""
+    """Return the drop for the edit "last" minus the drop for another edit. The paper reports only the means."""
     if not edits.keys() >= {edit, "last"}:
         return None
     lead = edits[edit]["change"] - edits["last"]["change"]

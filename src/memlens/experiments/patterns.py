@@ -2,8 +2,8 @@
 
 A prefix is shallow, semantic, both or not covered, depending on the patterns listed for it. Automatic patterns are
 counted for all memories (or a sample), people's patterns for the memories they labeled, separately for each person who
-has finished. Intervals are over memories, because the prefixes of one memory are not independent; if all memories are
-equal, Wilson intervals with memories as observations.
+has finished. Intervals are over memories, because the prefixes of one memory are not independent. If all memories are
+equal, they are Wilson intervals with memories as observations.
 
 Automatic patterns divide the semantic prefixes: `beyond` if one of their patterns was tested against prefixes with the
 same last tokens (topics), otherwise `implied` by the last word (its class or list names a subject, such as months;
@@ -29,7 +29,7 @@ from memlens.stats import Estimate, draw as draw_sample, generator, ratio_estima
 from memlens.text import cut_right, percent, plain_table, visible
 
 KINDS = ("shallow", "semantic", "both", "not_covered")
-SHALLOW, IMPLIED, BEYOND = "shallow", "implied", "beyond"  # a pattern
+SHALLOW, IMPLIED, BEYOND = "shallow", "implied", "beyond"  # bands of patterns
 HUES = {"shallow": "c1", "both": "c3", "semantic": "c2", "not_covered": "c5"}
 BANDS = {"shallow": "c1", "both": "c3", "implied by the last word": "c4", "beyond the last word": "c2"} | {
     "not_covered": "c5"
@@ -47,23 +47,23 @@ READERS = (
     "triggers that had been swapped for prefixes with the same last tokens, and 75 to 80 for the real ones."
 )
 _PAPER_KINDS = {"shallow": "shallow", "shallow+semantic": "both", "semantic": "semantic", "not-covered": "not_covered"}
-_NAME = 15  # columns for an annotator's name
+_NAME = 15  # width of an annotator's name in the terminal
 _TOP = 25
 _EVERY = 0.95
 
 _COLUMNS = (
-    "layer:int32 memories:int64 patterned_memories:int64",  # patterned: with at least one pattern
+    "layer:int32 memories:int64 patterned_memories:int64",  # patterned_memories: those with at least one pattern
     "patterns:int64 prefixes:int64",
     *(f"{kind}:int64" for kind in KINDS),
     *(f"{kind}_{edge}" for kind in KINDS for edge in ("low", "high")),
-    "each each_low each_high",  # patterns per memory
+    "each each_low each_high",  # number of patterns per memory
 )
 SCHEMA = ex.schema(
     *_COLUMNS,
     "implied:int64 beyond:int64",  # their sum is `semantic`
     *(f"{kind}_{edge}" for kind in (IMPLIED, BEYOND) for edge in ("low", "high")),
     "paper_kinds_memories:int64 paper_kinds:int64 paper_kinds_low paper_kinds_high",  # memories; prefixes, their share
-    "senses auroc auroc_same_token",  # means over memories with a pattern; over patterns
+    "senses auroc auroc_same_token",  # senses: mean over memories with a pattern; others: means over patterns
     *ex.kind_columns("memories:int64", "patterned_memories:int64", "patterned", "low", "high"),  # in a mixture
 )
 PEOPLE_SCHEMA = ex.schema("annotator:string", *_COLUMNS)
@@ -73,7 +73,7 @@ class Listed(NamedTuple):
     """A pattern of a memory."""
 
     band: str  # SHALLOW, IMPLIED or BEYOND
-    ranks: Iterable[int]  # of triggers
+    ranks: Iterable[int]  # ranks of triggers with the pattern
     is_of_paper: bool = True  # whether the paper's annotators used this kind
 
 
@@ -224,7 +224,7 @@ def _kinds(filled: int, listed: list[Listed]) -> list[int]:
 
 
 def _intervals(counts: NDArray[np.int64], random: np.random.Generator) -> tuple[list[Any], list[Any]]:
-    """Return 95% intervals of the shares; counts [memories, kinds]."""
+    """Return 95% intervals of the shares of kinds, from counts [memories, kinds]."""
     shares = [ratio_estimate(column, counts.sum(1), random) for column in counts.T]
     return [share and max(share.low, 0.0) for share in shares], [share and min(share.high, 1.0) for share in shares]
 
@@ -352,7 +352,7 @@ def semantic_rises(evidence: ex.Evidence) -> ex.Judgement:
     The paper's annotators did not separate the two.
     """
     rows = by_layer(evidence.rows)
-    kind = BEYOND if rows and BEYOND in rows[0] else "semantic"  # the paper has only the sum
+    kind = BEYOND if rows and BEYOND in rows[0] else "semantic"  # the paper reports only the sum
     (beyond, _), (yours, theirs) = _trends(evidence, kind), _trends(evidence, "semantic")
     if yours is None or theirs is None:
         return ex.NOT_MEASURED

@@ -1,7 +1,7 @@
 """Predictive values (Figure 6 and Table 2): confident values and the tokens that follow their triggers.
 
-Table 2: the values with the highest max p, each with its Precision@50: the share of its top 50 triggers (or fewer, if
-the scan kept fewer) whose next token is the value's top token. Triggers at the end of a sentence are excluded. A value
+Table 2: the values with the highest max p and their Precision@50, the share of the top 50 triggers (or fewer, if the
+scan kept fewer) whose next token is the value's top token. Triggers at the end of a sentence are excluded. A value
 agrees if at least one trigger matches. Memories without such triggers are not candidates. `chance` is the probability
 of agreement if triggers were followed by random tokens that follow triggers of the layer: 1 - (1 - f)^n for n triggers
 and a share f of the value's top token among these tokens.
@@ -27,20 +27,20 @@ from memlens.progress import Progress, no_progress
 from memlens.stats import Estimate, roc_area, roc_estimate, share_interval, wilson
 from memlens.text import curve, number, percent, plain_table, quoted
 
-_CONFIDENT_FROM = 0.625  # layers 10 to 15 of the paper's 16 are deeper than this
+_CONFIDENT_FROM = 0.625  # relative depth; layers 10 to 15 of the paper's 16 are deeper
 _SHOWN = 10
 TRIGGERS, BINS = 50, 8
-_CONFIDENT = 2  # times the probability of a token in a uniform distribution
+_CONFIDENT = 2  # minimum max p, in multiples of a token's uniform probability
 
 SCHEMA = ex.schema(
-    "layer:int32 memory:int32 max_p:float32 times_uniform:float32 token:int32",  # the value's top token
+    "layer:int32 memory:int32 max_p:float32 times_uniform:float32 token:int32",  # token: the value's top token
     "precision agrees:bool",
-    "triggers:int64 no_next:int64",  # triggers with a next token; triggers at the end of a sentence
+    "triggers:int64 no_next:int64",  # number of triggers with a next token, and of those without one
     "chance precision_chance",  # expected agreement and precision with random tokens that follow triggers of the layer
 )
 BINS_SCHEMA = ex.schema(
     "bin:int32 from_p to_p memories:int64 agree:int64 rate low high",
-    "auroc auroc_low auroc_high auroc_shuffled",  # of max p over all memories; the same in every row
+    "auroc auroc_low auroc_high auroc_shuffled",  # AUROC of max p over all memories; equal in all rows
 )
 
 
@@ -98,7 +98,7 @@ def _shares(next_tokens: NDArray[Any], argmax: NDArray[Any]) -> NDArray[np.float
 def compute_bins(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """Return agreement of all memories with a target by bin of max p; `sample` is ignored."""
+    """Return the agreement of all memories with a target, by bin of max p. `sample` is ignored."""
     from memlens.vocab.table import default_reading
 
     targets = [read_targets(index, layer) for layer in index.layers]
@@ -115,7 +115,7 @@ def compute_bins(
 
 
 def bin_edges(max_p: NDArray[np.float64], logarithmic: bool) -> NDArray[np.float64]:
-    """Return BINS + 1 edges; a bin includes its lower edge, the last bin also its upper edge."""
+    """Return BINS + 1 edges. A bin includes its lower edge, and the last bin also includes its upper edge."""
     space = np.geomspace if logarithmic else np.linspace
     return np.asarray(space(max_p.min(), max_p.max(), BINS + 1), np.float64)
 
@@ -223,7 +223,7 @@ def confident_values_sit_high(evidence: ex.Evidence) -> ex.Judgement:
 
 
 def _if_confident(judged: ex.Judgement, rows: list[ex.Row]) -> ex.Judgement:
-    """Add how confident the values are; the claim does not appear if the most confident one is nearly uniform."""
+    """Add how confident the values are. The claim does not appear if the most confident value is nearly uniform."""
     most = max((row["times_uniform"] for row in rows if row.get("times_uniform") is not None), default=None)
     if most is None:
         return judged

@@ -10,8 +10,8 @@
     active memories, contributions to the final logit.
  5. Put the chunks back into the order of the sample and write the two tables.
 
-r and o are read through the model's own lens, y in the same way as the values table. Ties go to the lower token id. The
-tables are reused as long as sample, seed, corpus and values stay the same.
+r and o are read through the model's own lens, and y is read like the values in their table. Ties go to the lower token
+id. The tables are reused as long as sample, seed, corpus and values stay the same.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ PREFIXES, LAYERS = f"{EXPERIMENTS}/prefixes", f"{EXPERIMENTS}/prefix-layers"
 TOP_MEMORIES = (1, 10, 100)  # numbers of strongest memories whose contributions are added up
 LISTED = 10  # memories listed for a composition
 _BATCH_TOKENS = 2048
-_CHUNK_BYTES = 256 << 20  # limit for states and coefficients of one chunk; decides the chunk size of large models
-_BLOCK_BYTES = 64 << 20  # scores of one chunk: a smaller matrix product is slower, a larger one leaves the cache
+_CHUNK_BYTES = 256 << 20  # limit for states and coefficients of a chunk, which decides the chunk size of large models
+_BLOCK_BYTES = 64 << 20  # scores of a chunk: smaller matrix products are slower, larger ones exceed the cache
 _LEAST_ROWS, _MOST_ROWS = 128, 1024
 
 PREFIXES_SCHEMA = schema(
@@ -68,10 +68,10 @@ LAYERS_SCHEMA = schema(
     "ffn_logit attention_logit ffn_above attention_above",  # contributions to the final logit; to logit minus mean
     # by kind of memory in a mixture: share with m > 0 of those reached; contribution to logit minus mean
     *kind_columns("active", "given"),
-    "top1 top10 top100",  # contribution of the strongest memories to logit minus mean
+    "top1 top10 top100",  # contributions of the strongest memories to logit minus mean
     "vetoes:[int32] veto_pushes:[float32]",  # for a composition: memories that lowered top(r) most
     "pushers:[int32] pushes:[float32]",  # in the last layer: memories that raised top(o) most over top(r)
-    "cosine:float32 cosine_shuffled:float32",  # of the two tokens' output embeddings; with the token of another change
+    "cosine:float32 cosine_shuffled:float32",  # cosine of the tokens' output embeddings; with another change's token
 )
 
 
@@ -82,17 +82,17 @@ class PrefixTables:
     index: Index
     prefixes: pa.Table
     layers: pa.Table
-    last_layer: int  # of the model, scanned or not
+    last_layer: int  # last layer of the model, scanned or not
     notes: Mapping[str, Any]
 
     @property
     def vocabulary(self) -> list[str]:
-        """The text of every token."""
+        """The texts of all tokens."""
         return self.index.vocabulary
 
     @property
     def memories(self) -> dict[int, int]:
-        """The number of memories by layer."""
+        """The number of memories in each layer."""
         return {layer: self.index.memories(layer) for layer in self.index.layers}
 
     def by_layer(self) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -127,7 +127,7 @@ def read_prefixes(
 
     `pool` works on chunks of prefixes; None is this process. The bytes are the same on every pool.
     """
-    index.path("values")  # raises with the command to run if it is missing
+    index.path("values")  # if missing, raises an error with the command to run
     wanted = {
         "sample": sample,
         "seed": seed,
@@ -202,10 +202,10 @@ def _table(columns: Columns, schema: pa.Schema) -> pa.Table:
 
 
 class ValueReading(NamedTuple):
-    """The reading with which the values of an index were made; y is read in the same way."""
+    """The reading with which the values of an index were made. y is read in the same way."""
 
     reading: str | None = None  # None: the model's default
-    kept: NDArray[np.int64] | None = None  # the token ids they were read over, ascending; None for all
+    kept: NDArray[np.int64] | None = None  # ids of the tokens that the softmax includes, ascending; None for all
 
 
 def value_reading(index: Index) -> ValueReading:
@@ -280,7 +280,7 @@ def _plan_forward_passes(prefixes: Prefixes) -> Iterator[_ForwardPass]:
 
 
 def chunk_rows(model: MemoryModel) -> int:
-    """Return the number of prefixes in a chunk: as many as one block of scores and the memory limit allow."""
+    """Return the number of prefixes in a chunk, limited by one block of scores and by memory."""
     bytes_per_prefix = sum(4 * (3 * model.width + block.memories) for block in model.layers)
     rows = min(max(_BLOCK_BYTES // (4 * model.lens.vocabulary), _LEAST_ROWS), _MOST_ROWS)
     return max(1, min(rows, _CHUNK_BYTES // bytes_per_prefix))
@@ -382,7 +382,7 @@ class Unembedding:
 
 
 def _highest(scores: Tensor) -> NDArray[np.int32]:
-    """Return the token with the highest score in each row; of equal scores the lowest token."""
+    """Return the token with the highest score in each row. Ties go to the lowest token."""
     array = scores.numpy()
     tokens: NDArray[np.int32] = array.argmax(1).astype(np.int32)
     if not np.isfinite(array[np.arange(len(array)), tokens]).all():
@@ -485,11 +485,11 @@ class LayerReader:
         return columns
 
     def _list_memories(self, layer: int, positions: PositionStates, columns: Columns) -> Columns:
-        """List the memories that veto, where r, y and o have three different top tokens.
+        """List the memories that veto, for prefixes where r, y and o have three different top tokens.
 
         A veto lowers the logit of the residual's token relative to the mean of all tokens. In the last layer, also list
-        pushers: memories that raise the output's token over the residual's. Both at the scale of the final norm for
-        this layer's output.
+        pushers: memories that raise the output's token over the residual's. Both are measured at the scale
+        of the final norm for this layer's output.
         """
         output, residual, ffn = columns["output_token"], columns["residual_token"], columns["ffn_token"]
         rows = np.flatnonzero((output != residual) & (output != ffn) & (residual != ffn))
@@ -507,7 +507,7 @@ class LayerReader:
         if layer == self.last:
             up = self.decomposition.direction(after, states) - self.decomposition.direction(before, states)
             _list_strongest_(listed, ("pushers", "pushes"), rows, self.decomposition.memories(layer, used, up), 1)
-            # chance level: the token before with the token after the next change of the same chunk
+            # chance level: the token before a change and the token after the next change in the chunk
             for name, others in (("cosine", after), ("cosine_shuffled", after.roll(-1))):
                 for row, cosine in zip(rows, self.decomposition.cosine(before, others).tolist(), strict=True):
                     listed[name][row] = cosine
@@ -520,7 +520,7 @@ class LayerReader:
 def _list_strongest_(
     listed: Columns, names: tuple[str, str], rows: NDArray[np.int64], added: Tensor, sign: int
 ) -> None:
-    """Write the memories with the largest contributions of one sign, and the contributions, into two columns."""
+    """Write the memories with the largest contributions of one sign, and these contributions, into two columns."""
     amounts, memories = (added * sign).topk(min(LISTED, added.shape[1]), dim=1)
     for row, amount, memory in zip(rows, amounts.tolist(), memories.tolist(), strict=True):
         pushes = [(i, sign * x) for i, x in zip(memory, amount, strict=True) if x > 0]

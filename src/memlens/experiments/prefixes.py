@@ -59,7 +59,7 @@ class SampledSentence:
     id: int
     tokens: NDArray[np.int64]
     text: str | None = None
-    ends: Sequence[int] = ()  # for each token, the offset in `text` where it ends
+    ends: Sequence[int] = ()  # end of each token, as an offset into `text`
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,20 +69,20 @@ class Prefixes:
     sentences: Sequence[SampledSentence]
     rows: NDArray[np.int64]  # [n], indexes into `sentences`
     positions: NDArray[np.int64]  # [n]
-    bos: int | None  # the BOS token that is fed, if any
-    origin: str  # a description of their source
+    bos: int | None  # BOS token that is fed, or None
+    origin: str  # description of the source
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def targets(self) -> NDArray[np.int64]:
-        """[n]: the next token; -1 at the end of a sentence."""
+        """The next token of each prefix; -1 at the end of a sentence. [n]"""
         return np.array([self._target(row, at) for row, at in self._places()], np.int64)
 
     @property
     def texts(self) -> list[str | None]:
-        """[n]: the text of each prefix."""
+        """The text of each prefix. [n]"""
         return [self._text(row, at) for row, at in self._places()]
 
     @classmethod
@@ -169,7 +169,7 @@ def sample_validation(
 
 
 class _PrefixDraw:
-    """The prefixes with the lowest hashes so far."""
+    """Collects the prefixes with the lowest hashes."""
 
     def __init__(self, count: int, seed: int) -> None:
         self.count, self.seed = count, seed
@@ -178,13 +178,13 @@ class _PrefixDraw:
         self.positions = np.zeros(0, np.int64)
 
     def offer(self, sentences: NDArray[np.int64], lengths: NDArray[np.integer[Any]]) -> None:
-        """Add all prefixes of sentences [n] with these lengths [n]."""
+        """Offer all prefixes of sentences [n] with lengths [n]."""
         from memlens.scanner.kernels import prefix_hashes
 
         ids = np.repeat(sentences, lengths)
         positions = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         hashes = prefix_hashes(self.seed + _SALT, ids, positions.astype(np.int32))
-        if len(self.hashes) == self.count:  # most windows of a long text have few hashes below the highest one
+        if len(self.hashes) == self.count:  # in a long text, most windows have few hashes below the highest one
             below = np.flatnonzero(hashes <= self.hashes.max())
             hashes, ids, positions = hashes[below], ids[below], positions[below]
         hashes = np.concatenate([self.hashes, hashes])

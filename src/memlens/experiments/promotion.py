@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 TRIGGERS = 50
 _TENTH = 0.1
 SCHEMA = ex.schema(
-    "layer:int32 memory:int32 triggers:int64",  # triggers that have a next token
-    "standing shuffled",  # mean standing of its own next tokens; of those of the next sampled memory of the layer
-    "top:int64 bottom:int64",  # next tokens in the top tenth and in the bottom tenth
-    # of the layer, the same in each of its rows: mean standing, and mean of standing minus shuffled
+    "layer:int32 memory:int32 triggers:int64",  # number of triggers with a next token
+    "standing shuffled",  # mean standing of its own next tokens, and of those of the layer's next sampled memory
+    "top:int64 bottom:int64",  # number of next tokens in the top tenth and in the bottom tenth
+    # of the layer, equal in all of its rows: mean standing, and mean of standing minus shuffled
     "layer_standing layer_standing_low layer_standing_high layer_beside layer_beside_low layer_beside_high",
 )
 
@@ -84,7 +84,7 @@ def _beside(rows: Sequence[ex.Row]) -> NDArray[np.float64]:
 
 
 def _standings(scores: NDArray[Any], tokens: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Return for each token [n] the share of other tokens with lower scores [vocabulary]; -1 is no token."""
+    """Return the share of other tokens with lower scores [vocabulary] for each token [n]. -1 means no token."""
     ordered = np.sort(scores)
     lower = np.searchsorted(ordered, scores[tokens[tokens >= 0]], side="left")
     standings: NDArray[np.float64] = lower / max(len(scores) - 1, 1)

@@ -1,7 +1,7 @@
 """Rank (Figure 5): the rank of the token after the top-1 trigger in the distribution of the memory's value.
 
-Quartiles over the memories of a layer; rank 1 is the top token. The interval is that of the median. `shuffled` is the
-median rank of another memory's target in the same value, which reflects the frequency of tokens alone.
+The table has quartiles over the memories of a layer. Rank 1 is the top token. The interval is that of the median.
+`shuffled` is the median rank of another memory's target in the same value, which reflects token frequency alone.
 """
 
 from dataclasses import replace
@@ -19,10 +19,10 @@ from memlens.text import percent
 
 SCHEMA = ex.schema(
     "layer:int32 q1 median q3 low high",  # interval of the median
-    "memories:int64 vocabulary:int64",  # memories with a target; size of the vocabulary
+    "memories:int64 vocabulary:int64",  # number of memories with a target; size of the vocabulary
     "shuffled",  # median rank of the targets of other memories of the layer
-    "no_trigger:int64 no_next:int64",  # excluded memories
-    *ex.kind_columns("memories:int64", "median", "low", "high"),  # in a mixture
+    "no_trigger:int64 no_next:int64",  # numbers of excluded memories
+    *ex.kind_columns("memories:int64", "median", "low", "high"),  # by kind of memory, in a mixture
 )
 
 
@@ -81,12 +81,12 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def _head(row: ex.Row, model: ex.ModelShape) -> int:
-    """Return the size of the vocabulary of a rank."""
+    """Return the size of the vocabulary that ranks refer to."""
     return row.get("vocabulary") or model.vocabulary
 
 
 def _relative(rows: list[ex.Row], vocabulary: int = 0) -> list[ex.Row]:
-    """Return quartiles and their intervals as shares of the vocabulary; a layer without ranks keeps None."""
+    """Return quartiles and their intervals as shares of the vocabulary. A layer without ranks keeps None."""
     columns = (*ex.QUARTILES, "low", "high", "shuffled")
     return [
         {"layer": row["layer"], "memories": row.get("memories")}

@@ -16,13 +16,13 @@ from memlens.text import percent
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import PrefixTables
 
-_NEAR_BEND = 0.1  # maximum distance in depth from the bend
-_MARGIN = 0.05  # of "a third"
+_NEAR_BEND = 0.1  # maximum distance from the bend in relative depth
+_MARGIN = 0.05  # margin of equivalence for "a third"
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 match:int64 rate low high",
     "step step_low step_high",  # rate minus that of the previous layer; the interval holds for all layers at once
     "pace pace_low pace_high",  # mean step from here on minus mean step up to here, starting at the first scanned layer
-    "trend trend_low trend_high",  # slope over relative depth from layer 1 on; the same in every row
+    "trend trend_low trend_high",  # slope over relative depth from layer 1 on; equal in all rows
 )
 
 
@@ -124,7 +124,7 @@ def upper_layers_settle_faster(evidence: ex.Evidence) -> ex.Judgement:
 def _pace(evidence: ex.Evidence) -> Estimate | None:
     """Return the pace at the layer where the paper's curve bends.
 
-    None without that layer, the first or the last one.
+    Returns None if this layer, the first layer or the last layer is missing.
     """
     rows = _enough(evidence).rows
     away = {abs(ex.depth(row["layer"], evidence.layers) - ex.BEND): row for row in rows if row.get("pace") is not None}

@@ -38,7 +38,7 @@ def _load(module: str) -> Experiment:
 
 
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in map(_load, MODULES)}
-NULL = _load(SHUFFLED)  # the claims in shuffled networks, for which experiments run again; not part of "all"
+NULL = _load(SHUFFLED)  # judges the claims in shuffled networks by running experiments again; not part of "all"
 
 
 def find_experiments(names: Sequence[str]) -> list[Experiment]:
@@ -72,7 +72,7 @@ def all_tables() -> Iterator[tuple[Experiment, ResultTable]]:
 
 
 STOP_WORDS = "en"
-_ORIGIN = ("origin", "validation_corpus")  # notes on the source of the prefixes, as text and as options
+_ORIGIN = ("origin", "validation_corpus")  # names of notes on the source of the prefixes
 _READING_OF_Y = {"y": "as values"}  # recorded with tables on prefixes
 
 
@@ -172,13 +172,13 @@ def is_made(
         **{name: given[name] for name in PREFIX_OPTIONS if name in experiment.options},
     }
     content = index.manifest.experiment(experiment.name).content
-    noted = {name: value for name, value in content.items() if name not in _ORIGIN}  # without the names of files
+    noted = {name: value for name, value in content.items() if name not in _ORIGIN}  # without names of files
     whole = all(index.is_whole(f"{FOLDER}/{name}") for name in experiment.table_names)
     return whole and noted == _note(index, experiment, settings)
 
 
 def is_outdated(index: Index, experiment: Experiment) -> bool:
-    """Return True if the tables were made from something that has changed since."""
+    """Return True if a table or annotation that the tables were made from has changed."""
     noted = index.manifest.experiments.get(experiment.name)
     if noted is None:
         return False
@@ -224,9 +224,9 @@ def _keep(
     settings: Mapping[str, Any],
     origin: Mapping[str, Any],
 ) -> dict[str, pa.Table]:
-    """Write an experiment's tables; its settings go into the files and the manifest.
+    """Write an experiment's tables, with its settings in the files and in the manifest.
 
-    The origin goes into the manifest only: it names files, whose location must not change a table's bytes.
+    The origin is written only to the manifest. It names files, whose location must not change the bytes of a table.
     """
     note = _note(index, experiment, settings)
     metadata = {"memlens": json.dumps(note, sort_keys=True)}
@@ -238,7 +238,7 @@ def _keep(
 
 
 def _note(index: Index, experiment: Experiment, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the manifest's note of an experiment; the checksums of its sources show when it is outdated."""
+    """Return the manifest's note of an experiment. Its checksums of sources show when the tables are outdated."""
     return {**settings, **(_READING_OF_Y if experiment.on_prefixes else {}), "from": _sources(index, experiment)}
 
 

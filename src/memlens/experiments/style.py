@@ -92,7 +92,7 @@ def page_spec(chart: Any) -> Spec:
 
     Full width, in the page's colors.
     """
-    # Altair validated the parts; validating the whole again takes half of the time
+    # Altair has validated the parts, and validating the whole again would take half of the time
     spec = _steady(chart if isinstance(chart, Mapping) else chart.to_dict(validate=False))
     spec["config"] = {**spec.get("config", {}), **page_config()}
     if not {"hconcat", "vconcat", "concat", "facet", "repeat"} & spec.keys():
@@ -116,11 +116,11 @@ def export_spec(spec: Spec) -> Spec:
 
 
 def notebook_chart(spec: Spec) -> Any:
-    """Return the same as an Altair chart."""
+    """Return the same chart as an Altair chart, for a notebook."""
     import altair as alt
 
     exported = export_spec(spec)
-    del exported["config"]["legend"]["layout"]  # Vega-Lite accepts it, its schema does not
+    del exported["config"]["legend"]["layout"]  # accepted by Vega-Lite, but not by its schema
     return alt.Chart.from_dict(exported)
 
 

@@ -1,4 +1,4 @@
-"""Suppression (beyond the paper): how often a layer lowers the logit of the final token, even if it is already on top.
+"""Suppression (beyond the paper): how often a layer lowers the final token's logit, even if it is already on top.
 
 `push` is the block's contribution to the logit of the finally predicted token minus the mean of all logits (see
 contributions). A prefix is identified if the residual already has the final token on top, and suppressed if the block
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import PrefixTables
 
 SCHEMA = ex.schema(
-    "layer:int32 prefixes:int64 push push_low push_high",  # mean over prefixes
-    "against:int64 rate low high",  # prefixes whose final token is lowered
+    "layer:int32 prefixes:int64 push push_low push_high",  # push: mean over prefixes
+    "against:int64 rate low high",  # number and share of prefixes whose final token is lowered
     "identified:int64 suppressed:int64 suppressed_rate suppressed_low suppressed_high",  # final token on top of r
 )
 
