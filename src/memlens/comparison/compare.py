@@ -71,7 +71,7 @@ class LayerChange:
     other: int  # layer of b
     memories: int
     matched: int  # memories with a partner, except pairs with two empty lists
-    mean_change: float | None  # mean over matched memories; None if there are none
+    mean_change: float | None  # mean over matched memories, None without any
     unchanged: int  # memories with change 0
     replaced: int  # memories with change 1
 

@@ -1,7 +1,7 @@
 """Agreement (Figure 4): the share of memories whose value's top token is the token after their top-1 trigger.
 
-Two baselines: a random token, 1 / vocabulary; and the layer's targets shuffled among its memories (the exact mean over
-all shuffles), which shows how much of the agreement frequent tokens explain.
+There are two baselines. A random token agrees with probability 1 / vocabulary. The layer's targets shuffled among its
+memories (the exact mean over all shuffles) show how much of the agreement frequent tokens explain.
 """
 
 from dataclasses import dataclass, replace

@@ -23,7 +23,7 @@ SCHEMA = ex.schema(
 
 
 def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
-    """Return counts by layer; the five cases sum to the number of prefixes."""
+    """Return counts by layer. The five cases sum to the number of prefixes."""
     from memlens.models.lens import split_cases
 
     rows: list[ex.Row] = []

@@ -15,7 +15,7 @@ from memlens.stats import wilson
 
 FORMULA = "(layer + ½) / L"
 YOURS, PAPER = "this model", "the paper"
-LOG_TICKS = [digit * 10.0**power for power in range(-9, 0) for digit in (1, 3)] + [1.0]  # for shares
+LOG_TICKS = [digit * 10.0**power for power in range(-9, 0) for digit in (1, 3)] + [1.0]  # ticks of shares
 
 _WHOSE = {YOURS: ("yours", "circle"), PAPER: ("paper", "square")}  # color and shape
 _DASHES = alt.Scale(domain=[YOURS, PAPER], range=[[1, 0], [6, 4]])
@@ -100,7 +100,7 @@ def grouped_curves(rows: list[Row], group: str, names: Sequence[str], title: str
 
 
 def stacked(rows: list[Row], group: str, hues: Mapping[str, str], title: str, layers: int) -> Any:
-    """Draw shares that sum to one as a stacked bar per layer; rows have `from` and `to`."""
+    """Draw shares that sum to one as a stacked bar per layer. Rows have `from` and `to`."""
     scale = alt.Scale(domain=list(hues), range=[colour(hue) for hue in hues.values()])
     legend = alt.Legend(columns=3, symbolType="square")
     y = alt.Y("from:Q", title=None, scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%", tickCount=5))
@@ -113,7 +113,7 @@ def stacked(rows: list[Row], group: str, hues: Mapping[str, str], title: str, la
 
 
 def bars(rows: list[Row], title: str, form: str, layers: int) -> Any:
-    """Draw one bar per layer; rows have `value`."""
+    """Draw one bar per layer. Rows have `value`."""
     shown = [("layer", ","), ("value", form), ("dead", ","), ("memories", ",")]
     return _rectangles([{**row, "zero": 0} for row in rows], title, layers).encode(
         y=_y("value", form, None), y2="zero:Q", color=alt.value(colour("yours")), tooltip=_tooltip(shown, rows)
@@ -144,7 +144,7 @@ def _y(field: str, form: str, scale: alt.Scale | None, ticks: Sequence[float] | 
 
 
 def _whose(rows: Sequence[Row]) -> tuple[alt.Color, alt.Shape]:
-    """Return color and shape of this model and of the paper; the legend names those that have rows."""
+    """Return color and shape of this model and of the paper. The legend names those that have rows."""
     there = [whose for whose in _WHOSE if any(row["whose"] == whose for row in rows)]
     hues, shapes = ([_WHOSE[whose][place] for whose in there] for place in (0, 1))
     return (
@@ -161,7 +161,7 @@ def _dash(legend: alt.Legend | None) -> Any:
 
 
 def _baselines(rows: Sequence[Row], x: alt.X) -> Any:
-    """Draw thin gray lines with different dashes; rows have `baseline` and `value`."""
+    """Draw thin gray lines with different dashes. Rows have `baseline` and `value`."""
     names = list(dict.fromkeys(row["baseline"] for row in rows))
     dashes = alt.StrokeDash(
         "baseline:N",

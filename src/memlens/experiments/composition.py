@@ -24,7 +24,7 @@ SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 zero:int64 rate low high",
     "zero_active:int64 rate_active low_active high_active",
     "stop_words short",  # shares of stop words and short prefixes among prefixes that are not zero; null if none
-    "stop_words_all short_all",  # the same shares of all prefixes
+    "stop_words_all short_all",  # shares of stop words and short prefixes among all prefixes
     "without_target:int64",  # number of prefixes without a target
     # over all layers, equal in all rows: share among agreeing prefixes minus the share among all prefixes
     "stop_words_pooled stop_words_excess stop_words_excess_low stop_words_excess_high",

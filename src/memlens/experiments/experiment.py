@@ -86,7 +86,7 @@ class Evidence:
         return Evidence(self.published, self.published_layers, dict.fromkeys(range(self.published_layers), 4096))
 
     def trend(self, column: str, low: str = "low", high: str = "high") -> "Trend | None":
-        """Return the trend of a number over depth without layer 0; None if layers span half the depth or less.
+        """Return the trend of a number over depth without layer 0, or None if layers span half the depth or less.
 
         The slope is taken from the rows if they contain it (paired over the same prefixes). Otherwise, layers count as
         independent.
@@ -178,7 +178,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim and its judgement; None if the table is missing."""
+    """A claim and its judgement, which is None if the table is missing."""
 
     claim: Claim
     experiment: str
@@ -619,7 +619,7 @@ def layers_of(index: Index, name: str, progress: Progress) -> Iterator[int]:
 
 @cache
 def paper_figures() -> dict[str, Any]:
-    """Return the paper's plotted numbers by figure, read off its vector graphics; layers count from 0."""
+    """Return the paper's plotted numbers by figure, read off its vector graphics. Layers count from 0."""
     text = files("memlens.experiments").joinpath("published_figures.json").read_text(encoding="utf-8")
     content: dict[str, Any] = json.loads(text)
     return content

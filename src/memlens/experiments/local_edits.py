@@ -48,8 +48,8 @@ SCHEMA = ex.schema(
 class _EditableTriggers:
     """The editable triggers of one layer's sampled memories."""
 
-    memory: NDArray[np.int64]  # [n]
-    coefficient: NDArray[np.float64]  # [n]
+    memory: NDArray[np.int64]  # [n]: number of the memory
+    coefficient: NDArray[np.float64]  # [n]: coefficient of the whole prefix
     prefixes: NDArray[np.int64]  # [n, edits]: ids of the edited prefixes
     left_out: int
 

@@ -60,9 +60,9 @@ _COLUMNS = (
 )
 SCHEMA = ex.schema(
     *_COLUMNS,
-    "implied:int64 beyond:int64",  # their sum is `semantic`
+    "implied:int64 beyond:int64",  # parts of `semantic`
     *(f"{kind}_{edge}" for kind in (IMPLIED, BEYOND) for edge in ("low", "high")),
-    "paper_kinds_memories:int64 paper_kinds:int64 paper_kinds_low paper_kinds_high",  # memories; prefixes, their share
+    "paper_kinds_memories:int64 paper_kinds:int64 paper_kinds_low paper_kinds_high",  # memories, prefixes, their share
     "senses auroc auroc_same_token",  # senses: mean over memories with a pattern; others: means over patterns
     *ex.kind_columns("memories:int64", "patterned_memories:int64", "patterned", "low", "high"),  # in a mixture
 )

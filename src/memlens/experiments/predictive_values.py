@@ -61,7 +61,7 @@ def _precisions(index: Index, layer: int) -> pa.Table:
     from memlens.vocab.table import read_next_tokens
 
     values = index.table("values", ["max_p", "argmax"], [("layer", "=", layer)])
-    max_p, argmax = values.column("max_p").to_numpy(), values.column("argmax").to_numpy()  # by memory
+    max_p, argmax = values.column("max_p").to_numpy(), values.column("argmax").to_numpy()  # in order of memory
     following = read_next_tokens(index, layer)
     next_tokens = following.tokens[:, :TRIGGERS]
     taking_part = (next_tokens >= 0).sum(1)

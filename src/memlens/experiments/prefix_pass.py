@@ -123,9 +123,9 @@ def read_prefixes(
     progress: Progress = no_progress,
     pool: Pool | None = None,
 ) -> PrefixTables:
-    """Return the tables of the pass over a random sample, from the index if it holds them; otherwise run the pass.
+    """Return the tables of the pass over a random sample. Runs the pass unless the index holds them.
 
-    `pool` works on chunks of prefixes; None is this process. The bytes are the same on every pool.
+    `pool` works on chunks of prefixes. None means this process. The bytes are the same on every pool.
     """
     index.path("values")  # if missing, raises an error with the command to run
     wanted = {
@@ -262,7 +262,7 @@ class _ForwardPass(NamedTuple):
 
 
 def _plan_forward_passes(prefixes: Prefixes) -> Iterator[_ForwardPass]:
-    """Yield the forward passes in order; each sentence ends at its last sampled position."""
+    """Yield the forward passes in order. Each sentence ends at its last sampled position."""
     ends = np.full(len(prefixes.sentences), -1, np.int64)
     np.maximum.at(ends, prefixes.rows, prefixes.positions)
     fed = [(row, sentence.tokens[: ends[row] + 1]) for row, sentence in enumerate(prefixes.sentences)]
@@ -329,7 +329,7 @@ class PrefixReader:
 
 
 class Unembedding:
-    """Reads top tokens and probabilities from states [n, d] through a lens; y with the given reading of values."""
+    """Reads top tokens and probabilities from states [n, d] through a lens. y has the given reading of values."""
 
     def __init__(self, lens: Lens, values: ValueReading | None = None) -> None:
         self._lens = lens

@@ -2,7 +2,7 @@
 
 A sample consists of the prefixes with the lowest hashes of seed, sentence and position: uniform over all prefixes,
 without replacement. It depends on nothing else, needs bounded memory for any length of text, and contains every smaller
-sample. A prefix is BOS (if it is fed) and the tokens up to its position; position -1 is BOS alone, which is never drawn
+sample. A prefix is BOS (if it is fed) and the tokens up to its position. Position -1 is BOS alone, which is never drawn
 but may be given.
 """
 
@@ -68,7 +68,7 @@ class Prefixes:
 
     sentences: Sequence[SampledSentence]
     rows: NDArray[np.int64]  # [n], indexes into `sentences`
-    positions: NDArray[np.int64]  # [n]
+    positions: NDArray[np.int64]  # [n]: position of the last token; -1 for BOS alone
     bos: int | None  # BOS token that is fed, or None
     origin: str  # description of the source
 
@@ -231,7 +231,7 @@ def check_stop_words(words: str) -> None:
 
 
 def stop_targets(index: Index, prefixes: Prefixes, words: str = "en") -> list[bool | None]:
-    """Return whether the target of each prefix is a stop word; None at the end of a sentence.
+    """Return whether the target of each prefix is a stop word, or None at the end of a sentence.
 
     A token may be a piece of a word, so the whole word is looked up if the text is known. For a language without a
     list, use "frequent": the most frequent tokens of the scanned corpus.
@@ -252,7 +252,7 @@ def stop_targets(index: Index, prefixes: Prefixes, words: str = "en") -> list[bo
 
 
 def frequent_tokens(index: Index) -> Collection[int]:
-    """Return the most frequent tokens of the scanned corpus; ties go to the lower ids."""
+    """Return the most frequent tokens of the scanned corpus. Ties go to the lower ids."""
     rows = index.sql(
         "SELECT token FROM (SELECT unnest(tokens) AS token FROM {corpus}) GROUP BY token "
         "ORDER BY count(*) DESC, token LIMIT $1",

@@ -79,7 +79,7 @@ def _layer_means(rows: Sequence[ex.Row], layer: int, seed: int) -> ex.Row:
 
 
 def _beside(rows: Sequence[ex.Row]) -> NDArray[np.float64]:
-    """Return standing minus chance level, where it is known. [n]"""
+    """Return standing minus chance level of the memories with a known chance level. [n]"""
     return np.array([row["standing"] - row["shuffled"] for row in rows if row["shuffled"] is not None])
 
 

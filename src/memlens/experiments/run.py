@@ -42,7 +42,7 @@ NULL = _load(SHUFFLED)  # judges the claims in shuffled networks by running expe
 
 
 def find_experiments(names: Sequence[str]) -> list[Experiment]:
-    """Return experiments by name, each once, in the order of MODULES; `all` means every one but NULL.
+    """Return experiments by name, without repeats, in the order of MODULES. `all` means every one but NULL.
 
     Raises:
         UnknownName: There is no such experiment.
@@ -92,13 +92,13 @@ def run(
 
     Args:
         index: The index to read and write.
-        names: Experiments to run; `all` runs every experiment that this index allows.
+        names: Experiments to run. `all` runs every experiment that this index allows.
         model: The scanned model or its location; loaded only if an experiment uses it.
         seed: Seed of all random draws.
         sample: Sample size of the named experiments and of those on prefixes; None for each experiment's default.
         progress: Called with stage, done and total.
         skipped: Called with name and reason for each experiment that `all` leaves out.
-        make_pool: Makes the pool on which the model runs; None runs it in this process.
+        make_pool: Makes the pool on which the model runs. None runs the model in this process.
         options: Passed to the experiments that take them.
 
     Raises:

@@ -1,6 +1,6 @@
 """Colors, fonts and sizes of every chart, and the Vega-Lite specification for a page or a file.
 
-On a page, colors are CSS variables, so charts follow light and dark screens and print; exported files use the light
+On a page, colors are CSS variables, so charts follow light and dark screens and print. Exported files use the light
 colors. No two series differ by color alone: shape or dash differs too, and color-blind readers can distinguish the
 colors.
 """
@@ -135,7 +135,7 @@ def _count_names_on_y(spec: Spec) -> int:
 
 
 def _steady(spec: Mapping[str, Any]) -> Spec:
-    """Renumber views and selections from 1 in every chart; Altair 5 numbers them across the process."""
+    """Renumber views and selections from 1 in every chart, because Altair 5 numbers them across the process."""
     names: dict[str, str] = {}
 
     def walk(node: Any) -> Any:

@@ -23,7 +23,7 @@ _DRAWN, _PRINTED = 14, 10
 SCHEMA = ex.schema(
     "layer:int32 memory:int32",
     "times:int64 push",  # number of compositions with this memory among the ten strongest vetoes; mean push, below 0
-    "token:int32 token_text:string token_times:int64",  # the token vetoed most often; ties go to the lowest id
+    "token:int32 token_text:string token_times:int64",  # token vetoed most often (ties: lowest id), and how often
     "compositions:int64",  # number of compositions of the layer in the sample
 )
 

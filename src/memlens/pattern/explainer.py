@@ -3,7 +3,7 @@
  1. The model sees half of a memory's triggers and proposes one line.
  2. In a new conversation, the model sees the line and the other half mixed with random prefixes of the corpus, and
     names those that the line fits.
- 3. The score is the balanced accuracy of this detection; 0.5 is chance.
+ 3. The score is the balanced accuracy of this detection. Chance is 0.5.
 
 The user chooses the endpoint. It receives prefixes of the memories in question and, if the environment variable
 MEMLENS_EXPLAINER_KEY is set, this key. A proposal names its author and is never added to the patterns.

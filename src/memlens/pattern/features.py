@@ -218,7 +218,7 @@ class SpellingFeatures(NamedTuple):
 def number_features(
     words: Words, last: NDArray[Any], tokens: Sequence[str], classes: NDArray[np.int32]
 ) -> tuple[SpellingFeatures, list[str]]:
-    """Number the features of spellings, words and tokens. Returns them and their names; number 1 is the first name.
+    """Number the features of spellings, words and tokens. Returns them and their names. The first name has number 1.
 
     Args:
         words: The vocabulary.
@@ -619,7 +619,7 @@ def families_of(keys: KeyArray) -> NDArray[np.int64]:
 class Background:
     """Frequencies of features in sampled prefixes."""
 
-    keys: KeyArray  # sorted
+    keys: KeyArray  # keys of features that occur more than once, sorted
     counts: NDArray[np.int64]
     prefixes: int
     length_shares: NDArray[np.float64]  # [WINDOW + 1]: share of prefixes of each length

@@ -45,7 +45,7 @@ class Pattern:
     members: int  # bit mask of trigger ranks
     share: float  # upper bound of the share of random prefixes with the pattern
     q: float
-    scores: Scores  # on held-out triggers
+    scores: Scores  # scores on held-out triggers
     sense: int = 0  # patterns of one sense share most of their prefixes
     token: int | None = None  # the next token, for a pattern of kind "next"
 

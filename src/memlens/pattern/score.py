@@ -105,7 +105,7 @@ def is_topic_refuted(scores: Scores, held: NDArray[np.int64], same: NDArray[np.i
 
 
 def same_last_tokens(held: NDArray[np.int64], tokens: LastTokens, seed: int) -> NDArray[np.int64]:
-    """Draw TIMES prefixes of other documents with the last token of each given prefix; -1 if there is none."""
+    """Draw TIMES prefixes of other documents with the last token of each given prefix, or -1 without any."""
     random = np.random.default_rng([seed, 11])
     return np.concatenate([swap_prefixes(held, tokens, random) for _ in range(TIMES)], 1)
 

@@ -7,7 +7,7 @@
 Patterns and names describe the largest coefficients, as in the paper. The manifest also records how many memories have
 patterns at the negative end, and at the end with the larger coefficients. `pattern` is the same for the same pattern of
 different memories ("ending:press"). The manifest records the false discovery rate and the number of hypotheses. Reading
-imports no compiled code; find.py does.
+the tables imports no compiled code.
 """
 
 from __future__ import annotations

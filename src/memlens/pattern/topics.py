@@ -92,7 +92,7 @@ class WordVectors(NamedTuple):
     rows: NDArray[np.int32]  # [words of Words]: row of the word in the arrays below, -1 for none
     numbers: NDArray[np.int64]  # [rows]: number of the word
     vectors: NDArray[np.float32]  # [rows, dimensions], unit length, centered
-    weights: NDArray[np.float32]  # [rows]
+    weights: NDArray[np.float32]  # [rows]: weight by rarity
     shares: NDArray[np.float64]  # [rows]: share of all words of the corpus
 
 
@@ -341,8 +341,8 @@ class LastTokens(NamedTuple):
     A tuple, because compiled code reads it.
     """
 
-    tokens: NDArray[np.int32]  # [prefixes]
-    documents: NDArray[np.int64]  # [prefixes]
+    tokens: NDArray[np.int32]  # [prefixes]: last token
+    documents: NDArray[np.int64]  # [prefixes]: document number
     slots: NDArray[np.int32]  # [vocabulary]: as in MatchedPlaces
     offsets: NDArray[np.int64]  # [slots + 1]: first row of each token's samples
     middles: NDArray[np.int64]
@@ -626,7 +626,7 @@ class Coherence:
         return np.where(upper, means, means.T), np.where(upper, variances, variances.T)
 
     def p_values(self, z: NDArray[np.float64], filled: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the probability that swapped triggers are as coherent; 1 for fewer than three prefixes."""
+        """Return the probability that swapped triggers are as coherent, or 1 for fewer than three prefixes."""
         p = np.ones(len(z))
         sizes = sorted(self.null)
         for size, following in zip(sizes, [*sizes[1:], np.iinfo(np.int64).max], strict=True):

@@ -2,7 +2,7 @@
 
 A word is a run of letters (an apostrophe inside is allowed), a number (1,900.5; 1990s; 21st), one character of a script
 written without spaces, or a single punctuation mark. The last word of a prefix may be incomplete, because a tokenizer
-may split words. Words are compared in lower case; the spelling of the last word is kept to detect its shape. Only the
+may split words. Words are compared in lower case. The spelling of the last word is kept to detect its shape. Only the
 last WINDOW words of a long prefix count.
 
 Matched prefixes (draw_matched) end with the same token as a trigger but come from other documents. They show what the
@@ -45,12 +45,12 @@ _CHARACTERS = 16 * WINDOW  # enough for the last WINDOW words of a long prefix
 class TriggerRows:
     """The triggers of all memories that have triggers, as numbers of distinct prefixes."""
 
-    layer: NDArray[np.int32]  # [memories]
-    memory: NDArray[np.int32]  # [memories]
+    layer: NDArray[np.int32]  # [memories]: layer of the memory
+    memory: NDArray[np.int32]  # [memories]: number of the memory
     rows: NDArray[np.int64]  # [memories, t]: numbers of prefixes by rank, -1 for none
     following: NDArray[np.int32]  # [memories, t]: next tokens, -1 for none
-    sentences: NDArray[np.int64]  # [prefixes]
-    positions: NDArray[np.int64]  # [prefixes]
+    sentences: NDArray[np.int64]  # [prefixes]: sentence number
+    positions: NDArray[np.int64]  # [prefixes]: position of the last token
     held: NDArray[np.int64]  # [memories, h]: numbers of held-out prefixes, -1 for none
 
     @property
@@ -362,7 +362,7 @@ def _noise(sentence: NDArray[np.int64], position: NDArray[np.int64], seed: int) 
 
 
 def _spread(token: NDArray[np.int64], document: NDArray[np.int64], noise: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Order by token; within a token, take one random prefix of every document, then a second one, and so on."""
+    """Order by token. Within a token, take one random prefix of every document, then a second one, and so on."""
     order = np.lexsort((noise, document, token))
     begins = np.concatenate([[True], (np.diff(token[order]) != 0) | (np.diff(document[order]) != 0)])[: len(order)]
     turn = np.arange(len(order)) - np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))

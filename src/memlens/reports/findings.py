@@ -380,7 +380,7 @@ def wanted(material: Material) -> Insight | None:
     line = f"no {others} is the top token of more values; layers {row['low']} to {row['high']}"
     title = f"{_quoted(text)} is the top token of {row['n']:,} values"
     listed = index.sql("SELECT count(*) AS n FROM {values} WHERE list_contains(tokens, $1)", [row["argmax"]])[0]["n"]
-    command = material.command("search", text, "--in", "values", "--limit", str(listed))  # all values that list the word
+    command = material.command("search", text, "--in", "values", "--limit", str(listed))  # all values that list it
     return Insight("wanted", title, (line,), command)
 
 

@@ -137,7 +137,7 @@ def _tables(columns: dict[str, Any], has: dict[str, Any], q: dict[str, Any]) -> 
 
 @dataclass(frozen=True)
 class LayerRoles:
-    """Counts of a layer's memories by role; a memory with several roles counts for each of them."""
+    """Counts of a layer's memories by role. A memory with several roles counts for each of them."""
 
     layer: int
     memories: int

@@ -71,7 +71,7 @@ class ValueReader:
         parts = [_moments(scores[:, self.tokens], self.frequency) for _, scores in blocks]
         moments = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         norm = _in_blocks(lambda block: at_least_float32(block).double().norm(dim=1), values)
-        has_length = norm > 0  # a value of length 0 has no direction; it gets the usual numbers
+        has_length = norm > 0  # values of length 0 have no direction and get the usual numbers
         moments["variance"] = np.where(has_length, moments["variance"] / np.where(has_length, norm, 1.0) ** 2, 0.0)
         for name, usual in (("skew", 0.0), ("kurtosis", 3.0), ("frequency", 0.0)):
             moments[name] = np.where(has_length, moments[name], usual)

@@ -73,8 +73,8 @@ _WORD = 8  # bytes in a word
 class Candidates(NamedTuple):
     """The rows of a block that are candidate prefixes, by sentence, then position."""
 
-    rows: IntArray  # [n]
-    sentences: IntArray  # [n]
+    rows: IntArray  # [n]: row of the block
+    sentences: IntArray  # [n]: sentence number
     positions: IntArray  # [n] int32
     buckets: IntArray  # [n] int32: number of the position range, below BUCKETS
     starts: IntArray  # [sentences + 1]: where each sentence starts in the arrays above
@@ -140,7 +140,7 @@ class Totals(NamedTuple):
 class Sums(NamedTuple):
     """The statistics of Totals for some columns of a block, before they are checked."""
 
-    total: FloatArray  # float64
+    total: FloatArray  # [columns] float64: sum of coefficients
     fired: IntArray | FloatArray  # [BUCKETS or more, columns]
     highest: FloatArray  # float32
     lowest: FloatArray  # float32
@@ -475,7 +475,7 @@ class _RunningQuadrants(NamedTuple):
     counts: FloatArray  # [4, columns]: counts of the whole block
     thresholds: FloatArray  # [4, columns]: |extreme| needed to reach the list
     reached: IntArray  # [columns] uint8: whether an extreme reaches its list
-    zeros: FloatArray  # [columns]
+    zeros: FloatArray  # [columns]: zeros for padding
 
 
 @compiled_part

@@ -65,7 +65,7 @@ class TriggerLists:
     coefficients: NDArray[np.float32]  # [memories, top]
     sentences: NDArray[np.int64]  # [memories, top]
     positions: IntArray  # [memories, top]
-    filled: IntArray  # [memories]
+    filled: IntArray  # [memories]: number of entries
 
 
 class TopTriggers:

@@ -258,7 +258,7 @@ def _run_layer(model: MemoryModel, item: "ValuesOfLayer | KeysOfLayer") -> list[
 
 @dataclass(frozen=True)
 class ValuesOfLayer:
-    """The values of one layer. Picklable; `tables` runs on any worker that has the model."""
+    """The values of one layer. Picklable, so that `tables` runs on any worker that has the model."""
 
     following: NextTokens
     top: int
@@ -360,7 +360,7 @@ def _value_rows(layer: int, columns: dict[str, NDArray[Any]], following: NextTok
 
 @dataclass(frozen=True)
 class KeysOfLayer:
-    """The keys of one layer. Picklable; `tables` runs on any worker that has the model."""
+    """The keys of one layer. Picklable, so that `tables` runs on any worker that has the model."""
 
     layer: int
     top: int
