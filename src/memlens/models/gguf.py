@@ -49,9 +49,7 @@ def read_head(path: Path) -> GgufHead:
         raise ModelError(f"{path} is not a readable .gguf file ({error}); download it again") from error
     counts = [count for name, count in head.settings.items() if name.endswith(_LAYERS)]
     layers = len({name.split(".")[1] for name in head.tensors if name.startswith("blk.")})
-    if (
-        counts and counts[0] != layers
-    ):  # transformers would ignore extra layers, or create lists of the declared length
+    if counts and counts[0] != layers:  # transformers would ignore extra layers, or create lists of the declared length
         raise ModelError(f"{path} declares {counts[0]:,} layers but contains weights for {layers:,}; download it again")
     return head
 
