@@ -294,7 +294,16 @@ class _Work:
 
 FOLDER = "memlens-demo"
 # Trends that the demo shows, those that agree with the paper first, and findings that replace missing ones
-TRENDS = ("depth", "settling", "claim-agreement", "composition", "claim-last-token", "claim-residual")
+TRENDS = (
+    "depth",
+    "settling",
+    "claim-shallow",
+    "claim-agreement-chance",
+    "claim-agreement",
+    "composition",
+    "claim-last-token",
+    "claim-residual",
+)
 SUBSTITUTES = ("dead", "rarest", "wanted")
 HELD_OUT = f"{BUNDLED}:held-out"  # text for section 5, outside of the training text as in the paper
 READ = 200_000  # number of tokens to read of the bundled text

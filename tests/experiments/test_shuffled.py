@@ -1,5 +1,6 @@
 """The claims of shuffled networks, and what a claim needs beyond its rule."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -131,3 +132,11 @@ def test_evidence_of_a_claim_is_unchanged_by_the_comparison() -> None:
     compared = compare_with_shuffled(claim(), first, networks(0.5, 0.1, 0.12, 0.11))
     assert replace(compared, reason=first.reason, shuffled="") == first
     assert Evidence([], 2, {}).rows == []
+
+
+def test_the_shipped_rows_are_of_every_network_and_of_claims_that_are_compared() -> None:
+    rows = json.loads(shuffled.SHIPPED.read_text("utf-8"))["rows"]
+    compared = {claim.slug for experiment in EXPERIMENTS.values() for claim in experiment.claims if claim.is_compared}
+    assert {row["seed"] for row in rows} == set(range(shuffled.NETWORKS))
+    assert {row["claim"] for row in rows} <= compared and len({row["claim"] for row in rows}) > 20
+    assert set(rows[0]) == set(shuffled.SCHEMA.names)

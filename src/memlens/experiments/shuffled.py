@@ -1,4 +1,4 @@
-"""The paper's claims in shuffled networks (beyond the paper): what networks of this shape show without training.
+"""The paper's claims in shuffled networks (beyond the paper): what untrained networks of this shape show.
 
 1. Take the first tokens of the scanned text and the layers that claims refer to: the first two, the last of the lower
    third, the one where the paper's curve of predictions bends, and the last.
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
 
 TOKENS = 10_000
-NETWORKS = 3  # shuffled networks
-SAMPLES = {"local-edits": 8}  # memories per layer
+NETWORKS = 6  # number of shuffled networks; with fewer, the variation between them is poorly known
+SAMPLES = {"local-edits": 8}  # number of memories per layer, by experiment
 PREFIXES = 500
 SHIPPED = Path(__file__).parents[1] / "bundled" / "shuffled.json"  # rows of the demo (training/shuffled.py)
 

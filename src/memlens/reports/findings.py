@@ -128,7 +128,18 @@ def finders() -> dict[str, Finder]:
     """Return all findings by name: single memories first, then trends over depth."""
     functions = (memory, right, rarest, wanted, changed, forbids, twins, below, settling, depth, composition, dead)
     known: dict[str, Finder] = {finder.__name__: finder for finder in functions}
-    claims = ("last-token", "agreement", "rank", "confident-values", "active", "confidence", "residual", "changes")
+    claims = (
+        "shallow",
+        "last-token",
+        "agreement",
+        "agreement-chance",
+        "rank",
+        "confident-values",
+        "active",
+        "confidence",
+        "residual",
+        "changes",
+    )
     return known | {f"claim-{slug}": _by_claim(slug) for slug in claims}
 
 
