@@ -115,7 +115,7 @@ def test_the_item_of_a_killed_worker_is_done_by_another(tmp_path: Path) -> None:
 
 
 def test_an_item_that_kills_every_worker_is_given_up() -> None:
-    with pytest.raises(WorkerError, match=r"a worker process died \(EXIT\(7\)\) 4 times in a row at the same work"):
+    with pytest.raises(WorkerError, match=r"a worker process died \(EXIT\(7\)\) 4 times in a row on the same work"):
         list(ProcessPool(PickledSource(None), 1).map(die, [0]))
 
 

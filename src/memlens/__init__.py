@@ -5,7 +5,7 @@
     memlens.analyze("gpt2", "my-texts/", out="gpt2-index")       # all stages, with a report
     memlens.trace("gpt2-index", "The capital of France is")      # one prompt, live
 
-The public names below are imported when first used, so that `import memlens` costs nothing.
+Each public name below is imported when it is first used, so that `import memlens` is fast.
 """
 
 from importlib import import_module

@@ -5,8 +5,8 @@
     memlens.patterns("index")
     memlens.report("index", out="report.html")            memlens.compare("base-index", "tuned-index")
 
-An index is given as an Index or as its folder. Each function imports what it needs, so lookups do not load torch.
-`analyze` and `demo`, which run all stages, are in pipeline.py.
+Arguments named `index` accept an Index or the path of its folder. Each function imports its dependencies when it is
+called, so lookups do not load torch. `analyze` and `demo`, which run all stages, are in pipeline.py.
 """
 
 from __future__ import annotations
@@ -84,15 +84,15 @@ def scan(
         model: A Hub id, folder, .gguf file, loaded transformers model, or MemoryModel.
         corpus: One or more files, folders or dataset names.
         out: Folder to write the index to.
-        resume: Resume the scan in the folder. False replaces it.
-        device: Device of the model.
+        resume: True resumes the scan in the folder. False replaces it.
+        device: Device to run the model on: "auto", "cpu", "cuda", "mps" or another torch device.
         dtype: Weight dtype of the model.
-        tokenizer: Tokenizer of a loaded transformers model.
+        tokenizer: Tokenizer to use with a loaded transformers model.
         progress: Called with the name of the step, the completed work and the total.
         **options: Fields of ScanSettings (top=50, layers="0-5,11", ...), CorpusSettings (unit, column) and
-            ScanRunSettings (threads, workers, executor, shard, ...). By default, a short scan runs in one process with
-            all cores, and a long scan has a worker for each core. The number of threads affects the last bits, so it is
-            recorded, and a resumed scan keeps it.
+            ScanRunSettings (threads, workers, executor, shard, ...). By default, a short scan runs in one process on
+            all cores, and a long scan uses one worker per core. The number of threads affects the last bits of the
+            results, so the index records it, and a resumed scan uses the recorded number.
 
     Returns:
         The index, or a Shard if `shard` is given.
@@ -147,16 +147,16 @@ def scan(
 
 
 def merge(parts: Sequence[Source], *, out: Source, resume: bool = True, progress: Progress = no_progress) -> Index:
-    """Merge the shards that `scan(shard=...)` wrote, in any order, into one index.
+    """Merge the shards that `scan(shard=...)` wrote into one index.
 
     Args:
-        parts: Folders of all shards.
+        parts: Folders of all shards, in any order.
         out: Folder to write the index to.
-        resume: Resume the work in the folder. False replaces it.
+        resume: True resumes an unfinished merge in the folder. False replaces it.
         progress: Called with the name of the step, the completed work and the total.
 
     Returns:
-        The index, with the same bytes as that of a single scan.
+        The index. It has the same bytes as the index of a single scan.
 
     Raises:
         IndexFolderError: A shard is missing, or the shards belong to different scans.
@@ -184,7 +184,7 @@ def check(index: Index | Source, *, progress: Progress = no_progress) -> Check:
         progress: Called with the name of the step, the completed work and the total.
 
     Returns:
-        One finding per file.
+        A Check with one finding per file.
 
     Raises:
         IndexFolderError: The folder is not an index.
@@ -208,10 +208,10 @@ def chart(index: Index | Source, experiment: str) -> Any:
         experiment: Name of an experiment that was run.
 
     Returns:
-        An altair chart, with several panels side by side if the figure has more than one.
+        An Altair chart. The panels of a figure with several panels are placed side by side.
 
     Raises:
-        UnknownName: There is no experiment of this name.
+        UnknownName: No experiment has this name.
         IndexFolderError: The experiment was not run, or its table is empty.
     """
     import altair as alt
@@ -234,16 +234,16 @@ def chart(index: Index | Source, experiment: str) -> Any:
 
 
 def push(index: Index | Source, repo: str, *, private: bool = False, progress: Progress = no_progress) -> PushResult:
-    """Upload an index with a card to a dataset repository of the Hugging Face Hub, in one commit.
+    """Upload an index and its dataset card to a dataset repository on the Hugging Face Hub in one commit.
 
     Args:
         index: An Index or its folder.
         repo: Repository as `OWNER/NAME`. It is created if it does not exist.
-        private: Create a private repository.
+        private: If the repository is created, make it private.
         progress: Called with the name of the step, the completed work and the total.
 
     Returns:
-        The repository, commit and address, and the number of files and bytes.
+        The repository, the commit, its address, and the numbers of files and bytes.
 
     Raises:
         HubError: The Hub cannot be reached or rejects the upload.
@@ -258,8 +258,8 @@ def pull(repo: str, *, out: Source | None = None, resume: bool = True, progress:
 
     Args:
         repo: Repository as `OWNER/NAME` or `OWNER/NAME@REVISION`.
-        out: Folder to write the index to. None is a folder with the name of the repository.
-        resume: Resume a download in the folder. False replaces an index in it.
+        out: Folder to write the index to. None uses the name of the repository.
+        resume: True resumes an unfinished download in the folder. False replaces an index in the folder.
         progress: Called with the name of the step, the completed work and the total.
 
     Returns:
@@ -281,7 +281,7 @@ def values(
     progress: Progress = no_progress,
     **options: Any,
 ) -> Index:
-    """Find the tokens that every value promotes and demotes, and write them as tables of the index.
+    """Find the tokens that every value promotes and demotes, and write them to tables of the index.
 
     Args:
         index: An Index or its folder.
@@ -320,13 +320,14 @@ def patterns(
     progress: Progress = no_progress,
     **options: Any,
 ) -> Index:
-    """Find what the triggers of each memory have in common, and write it as tables of the index.
+    """Find what the triggers of each memory have in common, and write these patterns to tables of the index.
 
     Args:
         index: An Index or its folder.
-        model: The scanned model or its location, for `states`. None loads it from where it was scanned; if that fails,
-            subjects by states are left out.
-        states: Run the model and compare its states at triggers, which shows subjects that words do not.
+        model: The scanned model or its current location. It is needed only for `states`. None loads the model from
+            where it was scanned; if that fails, patterns are found without its states.
+        states: Run the model and also find subjects by comparing its final states at the triggers. Some subjects
+            cannot be found from the words alone.
         progress: Called with the name of the step, the completed work and the total.
         **options: Fields of PatternSettings: top, rate, background, seed.
 
@@ -365,7 +366,7 @@ def roles(
     progress: Progress = no_progress,
     **options: Any,
 ) -> Index:
-    """Classify every memory by its role with stated rules, and write the roles as a table of the index.
+    """Assign roles to every memory by fixed rules, and write the roles to a table of the index.
 
     Args:
         index: An Index or its folder.
@@ -405,21 +406,21 @@ def experiment(
 
     Args:
         index: An Index or its folder.
-        names: Names of experiments. "all" runs every experiment that the index supports, and then the experiments on
-            shuffled networks that claims are compared with (`null_tokens`).
+        names: Names of experiments. "all" runs every experiment that the index supports and then "shuffled", which
+            measures the claims in shuffled networks as a baseline (see `null_tokens`).
         validation: Corpus to draw prefixes from. None draws them from the scanned corpus.
         model: The scanned model or its current location. None loads it from where it was scanned.
         progress: Called with the name of the step, the completed work and the total.
-        skipped: Called with name and reason of each experiment that "all" leaves out.
+        skipped: Called for each experiment that "all" skips, with its name and the reason.
         **options: Fields of SampleSettings (seed, sample, stop_words, null_tokens), RunSettings (threads, workers,
             executor, ...) and, with `validation`, CorpusSettings (unit, column). With "all", `sample` applies only to
-            experiments on prefixes. Workers are used for the pass over prefixes and in local-edits.
+            experiments on prefixes. Only the pass over prefixes and the local-edits experiment use workers.
 
     Returns:
         The tables by name.
 
     Raises:
-        UnknownName: There is no experiment of this name.
+        UnknownName: No experiment has this name.
         IndexFolderError: A named experiment cannot run on this index.
 
     Example:
@@ -458,12 +459,12 @@ def report(
     force: bool = False,
     progress: Progress = no_progress,
 ) -> Path:
-    """Write one self-contained HTML page about the index.
+    """Write the report on an index as one self-contained HTML page.
 
     Args:
         index: An Index or its folder.
-        out: File to write. None is report.html in the index folder.
-        assets: Folder for each chart as SVG, PDF and CSV.
+        out: File to write. None writes report.html to the index folder.
+        assets: Folder to which each chart is written as SVG, PDF and CSV.
         force: Replace files that memlens did not write. Files of an index or a model are never replaced.
         progress: Called with the name of the step, the completed work and the total.
 
@@ -471,7 +472,7 @@ def report(
         The path of the page.
 
     Raises:
-        OutputError: The file or the folder must not be replaced.
+        OutputError: The page or a chart would replace a file that must not be replaced.
 
     Example:
         >>> memlens.report(index).name
@@ -494,22 +495,22 @@ def site(
     force: bool = False,
     progress: Progress = no_progress,
 ) -> Path:
-    """Write the workbench as a folder of static files. Needs the extra `serve`.
+    """Write a static copy of the workbench to a folder. This requires the extra `serve`.
 
     Args:
         index: An Index or its folder.
         out: Folder to write to.
-        layers: Layers to include, "0-5,11" or numbers. None includes all layers.
-        top: Number of top and of bottom triggers per memory.
-        circuits: Files of saved circuits, to include as a page.
-        force: Write to a folder with files that memlens did not write.
+        layers: Layers to include, as a string such as "0-5,11" or as numbers. None includes all layers.
+        top: Number of triggers to include per memory at each end.
+        circuits: Files of saved circuits to include.
+        force: Write to the folder even if it contains files that memlens did not write.
         progress: Called with the name of the step, the completed work and the total.
 
     Returns:
-        The path of the first page.
+        The path of the start page.
 
     Raises:
-        OutputError: The folder must not be replaced.
+        OutputError: The folder contains files that must not be replaced.
     """
     from memlens.web.static_site import make_site
 
@@ -532,17 +533,17 @@ def compare(
     Args:
         a: An Index or its folder.
         b: The Index to compare with, or its folder.
-        by: "triggers", "values", "patterns" or "roles".
-        layers: "3:5" or a pair: match each memory of a's layer with its best counterpart in b's. By default, memories
-            of the same name are compared.
+        by: What to compare: "triggers", "values", "patterns" or "roles".
+        layers: A pair of layers, "3:5" or (3, 5). Each memory of layer 3 of `a` is then matched with its best
+            counterpart in layer 5 of `b`. By default, memories with the same name are compared.
         top: Number of memories to list.
         alike: List the least changed memories first. This is the default with `layers`.
 
     Returns:
-        The changes by layer and of the listed memories.
+        The changes of each layer and of each listed memory.
 
     Raises:
-        IndexFolderError: An index lacks the table that is compared.
+        IndexFolderError: An index lacks the table to compare.
 
     Example:
         >>> memlens.compare(index, index).changes[0].change
@@ -554,7 +555,7 @@ def compare(
 
 
 def folder_of(out: Source) -> Path:
-    """Return the path of an index folder.
+    """Return `out` as a path after checking that an index may be written there.
 
     Raises:
         SettingError: The path is empty.
@@ -573,7 +574,7 @@ def corpus_settings(corpus: Source | Sequence[Source], **options: Any) -> Corpus
 
 
 def _pool_maker(run: RunSettings, threads: int) -> Callable[[MemoryModel], Pool]:
-    """Return a function that makes the pool of a stage when the model is loaded."""
+    """Return a function that takes the loaded model and creates the worker pool of a stage."""
     from memlens.models.recipe import ModelRecipe, make_pool
 
     workers = run.workers or (0 if run.executor == "ray" else 1)
@@ -581,7 +582,7 @@ def _pool_maker(run: RunSettings, threads: int) -> Callable[[MemoryModel], Pool]
 
 
 def _threads(run: RunSettings) -> int:
-    """Return the threads per worker. The default is one on Ray, and an equal share of the cores on this machine."""
+    """Return the number of threads per worker: by default, 1 on Ray and an equal share of this machine's cores."""
     from memlens.pool import usable_cores
 
     if run.threads is not None:
@@ -590,7 +591,7 @@ def _threads(run: RunSettings) -> int:
 
 
 def _open_current(index: Index | Source) -> Index:
-    """Return the index with its current tables."""
+    """Open an index. If it is open already, reload it to read the tables that are now on disk."""
     index = open_index(index)
     if index is index:
         index.reload()
@@ -598,7 +599,7 @@ def _open_current(index: Index | Source) -> Index:
 
 
 def _open_built(folder: Path, plan: Mapping[str, Any]) -> Index:
-    """Return the index that was just built. Raises IndexFolderError if another process has replaced it."""
+    """Open the index that was just built. Raises IndexFolderError if another process has replaced it."""
     index = Index(folder)
     if index.manifest.content["plan"] != plan:
         raise IndexFolderError(f"{folder} was replaced by another process; run the same command again")

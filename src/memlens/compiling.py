@@ -2,11 +2,11 @@
 
 numba recompiles a function if the file that defines it changes, but not if other files change whose functions and
 constants are compiled into it. The cache folder is therefore named after a hash of all files of memlens that contain
-compiled functions: $NUMBA_CACHE_DIR/memlens-HASH if that variable is set, otherwise ~/.cache/memlens/numba/HASH. If
-that folder is not writable, a folder in the system's temporary folder is used.
+compiled functions: $NUMBA_CACHE_DIR/memlens-HASH if that variable is set, otherwise ~/.cache/memlens/numba/HASH. If the
+home folder is not writable, a folder in the system's temporary folder is used.
 
-A process that finds no machine code compiles. The driver of a scan compiles before it starts workers, so that workers
-only load (`memlens.scanner.kernels.warm_up`).
+A process that finds no cached machine code compiles the functions itself. The driver of a scan compiles them before it
+starts workers (`memlens.scanner.kernels.warm_up`), so that the workers only load the machine code.
 """
 
 import hashlib
@@ -25,11 +25,11 @@ from numba.extending import overload, register_jitable
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile a function that Python code calls, on its first call with arguments of new types.
+    """Compile a function that Python code calls. Each new combination of argument types compiles it once.
 
-    Machine code comes from the cache folder if possible, and releases the GIL while it runs. An array's layout is part
-    of its type, so pass arrays of one dtype in C order. Use `compiled_part` for helpers that only compiled functions
-    call.
+    Machine code is loaded from the cache folder if possible. It releases the GIL while it runs. An array's dtype and
+    memory layout are part of its type, so always pass the same dtype in C order. Use `compiled_part` for helpers that
+    only compiled functions call.
     """
     before = config.CACHE_DIR
     config.CACHE_DIR = str(cache_folder() or before)
@@ -54,14 +54,14 @@ def compiled(function: Callable[..., Any]) -> Any:
     return call
 
 
-# Decorator for a function that only compiled functions call. It is compiled as a part of them, without a cache file or
-# a Python wrapper, which halves the compile time. If Python calls it, it runs as plain Python.
+# Decorator for a function that only compiled functions call. It is compiled into its callers, without a separate cache
+# file or Python wrapper, which halves the compile time. If Python calls the function, it runs as plain Python.
 compiled_part = register_jitable
 
 
 @cache
 def cache_folder() -> Path | None:
-    """Return the folder for machine code of these sources, or None if no folder can be written to."""
+    """Return the cache folder for the machine code of these sources, or None if no folder is writable."""
     sources = [path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py"))]
     version = hashlib.sha256(b"".join(source for source in sources if b"memlens.compiling import" in source))
     name = version.hexdigest()[:16]
@@ -77,7 +77,7 @@ def cache_folder() -> Path | None:
 
 
 def _make_private(folder: Path) -> Path | None:
-    """Create a folder that only this user can write to, or return None.
+    """Create a folder that only this user can write to. Returns None if that is impossible.
 
     Cache files are pickles, so anyone who can write them could run code in this process.
     """
@@ -90,7 +90,7 @@ def _make_private(folder: Path) -> Path | None:
     return folder if is_private and os.access(folder, os.W_OK) else None
 
 
-# Shell's sort with Ciura's gaps sorts some hundred numbers nearly as fast as numba's quicksort. It compiles in 0.1 s
+# Shellsort with Ciura's gaps sorts a few hundred numbers nearly as fast as numba's quicksort, and it compiles in 0.1 s
 # instead of 6 s.
 _GAPS = (1_577_003, 700_890, 311_507, 138_447, 61_532, 27_347, 12_154, 5_402, 2_401, 701, 301, 132, 57, 23, 10, 4, 1)
 

@@ -5,17 +5,17 @@
     │   ├── ModelNotFound   no model has this name or path
     │   └── UnsupportedModel  the model loads, but the decomposition of its feed-forward blocks cannot be verified
     ├── CorpusError         the corpus cannot be found, read or split into sentences
-    ├── IndexFolderError    the index folder is missing, incomplete, damaged, or holds something else
+    ├── IndexFolderError    the index folder is missing, incomplete or damaged, or it contains something else
     ├── FilesError          a file cannot be read or written, is damaged, or its folder is locked by another process
-    ├── HubError            the Hub cannot be reached, rejects a request, or does not hold a complete index
-    ├── OutputError         the output path holds something that must not be replaced
+    ├── HubError            the Hub cannot be reached, rejects a request, or has no complete index under this name
+    ├── OutputError         the output path contains something that must not be replaced
     ├── SettingError        an option has an invalid value
     ├── WorkerError         too many worker processes or nodes were lost
-    │   └── RayAgentError   an agent of Ray that this process needs has ended
+    │   └── RayAgentError   a Ray agent that this process depends on has exited
     ├── BusyError           the queue of the workbench is full
     └── UnknownName         a memory, layer, token or experiment does not exist
 
-A message is one line. It names the input, the problem, and what to do.
+Each message is one line that names the input, states the problem, and says what to do.
 """
 
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ class CorpusError(MemlensError):
 
 
 class IndexFolderError(MemlensError):
-    """The index folder is missing, incomplete, damaged, or holds something else."""
+    """The index folder is missing, incomplete or damaged, or it contains something else."""
 
 
 class FilesError(MemlensError):
@@ -59,11 +59,11 @@ class FilesError(MemlensError):
 
 
 class HubError(MemlensError):
-    """The Hub cannot be reached, rejects a request, or does not hold a complete index."""
+    """The Hub cannot be reached, rejects a request, or has no complete index under this name."""
 
 
 class OutputError(MemlensError):
-    """The output path holds something that must not be replaced."""
+    """The output path contains something that must not be replaced."""
 
 
 class SettingError(MemlensError):
@@ -75,7 +75,7 @@ class WorkerError(MemlensError):
 
 
 class RayAgentError(WorkerError):
-    """An agent of Ray that this process needs has ended. Ray will end this process soon."""
+    """A Ray agent that this process depends on has exited. Ray will soon terminate this process."""
 
 
 class BusyError(MemlensError):

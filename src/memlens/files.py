@@ -1,13 +1,14 @@
 """Files: atomic writes, JSON documents with a checksum, locks, Parquet files, and the rules for output paths.
 
-A file is written under a temporary name, synced and renamed, so a name always stands for a complete file. If a user
-names an output file or folder, these rules protect the user's files:
+A file is written under a temporary name, synced and then renamed, so a file under its final name is always complete.
+When a user names an output path, these rules protect the user's files:
 
-    inside an index or a model folder           rejected
+    a path inside an index or a model folder    rejected
     a device, a FIFO, a socket, a link          rejected, because it would be replaced instead of written to
-    a file or folder that memlens made before   replaced, and so is an empty file
+    a file or folder that memlens wrote         replaced
+    an empty file                               replaced
     any other file                              rejected without --force
-    the same name ending in .part               rejected unless memlens made it, even with --force
+    an existing file NAME.part                  rejected unless memlens wrote it, even with --force
 
 The index folder that `scan -o` names has its own rules in index/staging.py.
 """
@@ -39,12 +40,12 @@ if TYPE_CHECKING:
 _ADVICE = {
     errno.ENOSPC: "the disk is full; free some space and run the same command again",
     errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
-    errno.EFBIG: "the file would be larger than allowed here; choose another folder with -o",
+    errno.EFBIG: "the file would exceed the size limit for files here; choose another folder with -o",
     errno.EROFS: "the disk is read-only; choose another folder with -o",
     errno.EACCES: "writing there is not permitted; choose another folder with -o",
     errno.EPERM: "writing there is not permitted; choose another folder with -o",
-    errno.ENOTDIR: "a part of that path is a file; choose another folder with -o",
-    errno.EEXIST: "a file of that name is in the way; choose another folder with -o",
+    errno.ENOTDIR: "part of the path is a file, not a folder; choose another folder with -o",
+    errno.EEXIST: "a file with that name already exists; choose another folder with -o",
 }
 
 _MAKE_AGAIN = "start over with --fresh"
@@ -66,7 +67,7 @@ def explain_os_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path. On success it is synced and renamed to `path`, otherwise it is removed."""
+    """Yield a temporary path to write to. The file is then synced and renamed to `path`, or removed after an error."""
     beside = path.with_name(path.name + ".part")
     with explain_os_errors(path):
         try:
@@ -98,7 +99,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_limited(path: Path, limit: int) -> bytes:
-    """Return the bytes of a file. Raises FilesError if it is larger than `limit`, a pipe or a device."""
+    """Return the bytes of a file. Raises FilesError if it is larger than `limit` bytes or is not a regular file."""
     try:
         if path.exists() and not path.is_file():
             raise FilesError(f"{path} is not a regular file; copy its content to a file first")
@@ -111,7 +112,7 @@ def read_limited(path: Path, limit: int) -> bytes:
 
 
 def read_json(path: Path, advice: str = _MAKE_AGAIN) -> dict[str, Any]:
-    """Return a JSON object. Raises FilesError, which ends in `advice` if the content is damaged."""
+    """Read a JSON object from a file. Raises FilesError. If the content is damaged, the message ends in `advice`."""
     try:
         if path.exists() and not path.is_file():  # reading a pipe might never end
             raise FilesError(f"{path} is not a regular file; {advice}")
@@ -132,17 +133,17 @@ _SEAL = "seal"  # the checksum of the rest of the document
 
 
 def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON document with its checksum, so that later changes are detected."""
+    """Write a JSON document that contains its own checksum, so that later changes are detected."""
     write_json(path, {**content, _SEAL: _seal_of(content)})
 
 
 def is_sealed(content: Mapping[str, Any]) -> bool:
-    """Return True if the document has a checksum and is unchanged."""
+    """Return True if the document contains a checksum and its content still matches it."""
     return _SEAL in content and content[_SEAL] == _seal_of(content)
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """Return a document that `write_sealed` wrote. Raises FilesError if it has changed since."""
+    """Read a document that `write_sealed` wrote. Raises FilesError if it has changed since."""
     content = read_json(path)
     if not is_sealed(content):
         raise FilesError(f"{path} is damaged; {_MAKE_AGAIN}")
@@ -180,7 +181,7 @@ def checksum(path: Path) -> str:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """Size and checksum of a file."""
+    """The size and the checksum of a file."""
 
     bytes: Annotated[int, msgspec.Meta(ge=0)]
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -191,7 +192,7 @@ class FileFacts:
 
 
 def facts_of(path: Path) -> dict[str, Any]:
-    """Return size and checksum of a file for a JSON document."""
+    """Return the size and the checksum of a file as a JSON object."""
     return asdict(FileFacts.of(path))
 
 
@@ -204,7 +205,7 @@ FileStamp = tuple[int, int, int, int]
 
 
 def file_stamp(path: Path) -> FileStamp | None:
-    """Return size, times and inode of a file, which change if the file is replaced, or None if there is no file."""
+    """Return the size, times and inode of a file, or None if it does not exist. Replacing the file changes them."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -219,7 +220,7 @@ def is_as_noted(path: Path, facts: FileFacts | None) -> bool:
 
 @contextmanager
 def lock_for_writing(lock: Path) -> Iterator[None]:
-    """Hold a folder's lock file. Raises FilesError at once if another process holds it."""
+    """Hold a folder's lock file inside the block. Raises FilesError immediately if another process holds it."""
     file_lock = FileLock(lock)
     with explain_os_errors(lock):
         try:
@@ -235,14 +236,14 @@ def lock_for_writing(lock: Path) -> Iterator[None]:
 
 
 class HashedFile(io.FileIO):
-    """A new file that computes size and checksum of its content while it is written."""
+    """A new file that computes the size and the checksum of its content as it is written."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "w")
         self._digest, self._bytes = hashlib.sha256(), 0
 
     def write(self, content: Any) -> int:
-        """Write all of the content, in several calls if the system writes only part of it."""
+        """Write all of the content, repeating the call if the system writes only part of it."""
         remaining = memoryview(content).cast("B")
         self._digest.update(remaining)
         self._bytes += (size := len(remaining))
@@ -256,7 +257,7 @@ class HashedFile(io.FileIO):
 
 
 def fill_table(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> FileFacts:
-    """Write tables as row groups to a new file."""
+    """Write tables to a new Parquet file. Each table starts a new row group."""
     import pyarrow.parquet as pq
 
     with HashedFile(path) as file:
@@ -267,7 +268,7 @@ def fill_table(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> File
 
 
 def write_table(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> FileFacts:
-    """Write a table to `path`, completely or not at all."""
+    """Write tables to the Parquet file `path`, completely or not at all."""
     with replacing(path) as beside:
         return fill_table(beside, schema, parts)
 
@@ -284,13 +285,16 @@ def open_database(threads: int = 1) -> duckdb.DuckDBPyConnection:
 
 
 def reader_of(path: Path) -> str:
-    """Return SQL that reads exactly this file, without wildcards or columns from folder names such as layer=3."""
+    """Return an SQL expression that reads this Parquet file.
+
+    The path is not expanded as a wildcard, and folder names such as layer=3 do not become columns.
+    """
     plain = "".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(path.absolute()))
     quoted = plain.replace("'", "''")
     return f"read_parquet('{quoted}', hive_partitioning = false)"
 
 
-_HEAD = 4096  # leading bytes that identify files of memlens
+_HEAD = 4096  # number of leading bytes in which to look for a mark of memlens
 _KINDS = (
     (stat.S_ISLNK, "a link"),
     (stat.S_ISFIFO, "a FIFO"),
@@ -302,41 +306,44 @@ FOLDER_MARK = "made-by-memlens.txt"
 
 
 def refuse_output(path: Path, is_ours: Callable[[bytes], bool], *, force: bool = False) -> None:
-    """Raise OutputError if writing the file would replace a user's file. `is_ours` is called with the file's start."""
+    """Raise OutputError if writing the file would replace a user's file.
+
+    `is_ours` receives the first bytes of the existing file and returns True if memlens wrote it.
+    """
     refuse_place(path)
     refuse_content(path, is_ours, force=force)
 
 
 def refuse_content(path: Path, is_ours: Callable[[bytes], bool], *, force: bool = False) -> None:
-    """Raise OutputError if writing the file would replace a user's file, without checking its folder."""
+    """Raise OutputError if writing the file would replace a user's file. The folder is not checked."""
     _refuse_kind(path)
     if path.is_dir():
         raise OutputError(f"{path} is a folder; name a file")
     if not force and not _is_empty_or(is_ours, path):
         raise OutputError(f"{path} was not made by memlens; name another file, or replace it with --force")
-    beside = path.with_name(path.name + ".part")  # written by `replacing`, but also a common name of downloads
+    beside = path.with_name(path.name + ".part")  # `replacing` writes to this name, which downloads also often use
     _refuse_kind(beside)
     if beside.is_dir() or not _is_empty_or(is_ours, beside):
         raise OutputError(f"{beside} exists and was not made by memlens; move it, or name another output file")
 
 
 def refuse_place(path: Path) -> None:
-    """Raise OutputError for a path inside an index or a model, and for anything but a file or a folder."""
+    """Raise OutputError for a link, a special file, or a path inside an index or model folder."""
     _refuse_kind(path)
     refuse_inside_others(path)
 
 
 def refuse_inside_others(path: Path) -> None:
-    """Raise OutputError for a path inside an index or a model. Links and dots are resolved."""
+    """Raise OutputError for a path that, after links and dots are resolved, is inside an index or model folder."""
     refuse_nul(path)
     try:
         resolved = path.resolve()
     except (OSError, RuntimeError) as error:  # caused by a loop of links
-        raise OutputError(f"cannot write {path}: its symbolic links form a loop; name another place") from error
+        raise OutputError(f"cannot write {path}: its symbolic links form a loop; choose another path") from error
     for folder in resolved.parents:
         kind = valuable_folder(folder)
         if kind:
-            raise OutputError(f"{path} lies inside {folder}, which is {kind}; name a place outside of it")
+            raise OutputError(f"{path} lies inside {folder}, which is {kind}; choose a path outside of it")
 
 
 def refuse_nul(path: Path) -> None:
@@ -347,7 +354,8 @@ def refuse_nul(path: Path) -> None:
 def prepare_output_folder(folder: Path, *, force: bool = False, replaced: Iterable[str] = ()) -> None:
     """Create a folder for output. Raises OutputError if it holds something that memlens did not make.
 
-    Entries named in `replaced` are removed in that order; folders among them only if memlens made the output folder.
+    Entries named in `replaced` are removed in that order. If one of them is a folder, memlens must have made the output
+    folder.
     """
     refuse_place(folder)
     if kind := valuable_folder(folder):
@@ -375,7 +383,7 @@ def prepare_output_folder(folder: Path, *, force: bool = False, replaced: Iterab
         raise OutputError(f"cannot write {folder}: {error.strerror or error}; name another folder") from error
 
 
-def _refuse_kind(path: Path, advice: str = "name a file, or leave -o out to print") -> None:
+def _refuse_kind(path: Path, advice: str = "name a regular file, or omit -o to print") -> None:
     refuse_nul(path)
     try:
         mode = path.lstat().st_mode
@@ -401,7 +409,7 @@ def _is_empty_or(is_ours: Callable[[bytes], bool], path: Path) -> bool:
 
 
 def valuable_folder(folder: Path) -> str:
-    """Return "an index", "an unfinished scan" or "a model" for folders that output may not go into, else ""."""
+    """Return what a folder contains that output must not mix with: an index, an unfinished scan or a model, or ""."""
     if (folder / "manifest.json").is_file() and (folder / "triggers.parquet").is_file():
         return "an index"
     if (folder / "partial" / "plan.json").is_file():

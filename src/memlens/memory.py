@@ -22,8 +22,8 @@ _LETTERS = {"dense": "", "shared": "S", "routed": "E"}
 KINDS = tuple(_LETTERS)  # kinds in the order in which a layer numbers its memories
 _KINDS = {letter: kind for kind, letter in _LETTERS.items()}
 _ORDER = {kind: place for place, kind in enumerate(_LETTERS)}
-# Roles (see role/rules.py) with the columns of roles.parquet that decide them. A memory with several roles counts
-# toward the first of them.
+# Roles (see role/rules.py), each with the columns of roles.parquet that determine it. A memory with several roles is
+# counted under the first of them in this order.
 ROLE_NUMBERS: dict[str, tuple[str, ...]] = {
     "dead": (),
     "token": ("token_cover", "q_token"),
@@ -41,7 +41,7 @@ ROLES = tuple(ROLE_NUMBERS)
 
 
 class _NamedRecord:
-    """A record that is written to JSON as its name."""
+    """A record that JSON represents by its name."""
 
     def to_json(self) -> str:
         return str(self)
@@ -56,7 +56,7 @@ class _NamedRecord:
 @total_ordering
 @dataclass(frozen=True)
 class ExpertId(_NamedRecord):
-    """The memories of one expert: `L3E5` is a routed expert, `L3S0` a shared one."""
+    """The name of one expert: `L3E5` for a routed expert, `L3S0` for a shared one. `L3` is the dense block."""
 
     layer: int
     kind: str = "dense"
@@ -64,7 +64,7 @@ class ExpertId(_NamedRecord):
 
     @classmethod
     def find(cls, name: str) -> ExpertId | None:
-        """Return the expert of this name, or None if it is not an expert's name."""
+        """Return the expert with this name, or None if this is not the name of an expert."""
         match = _EXPERT.fullmatch(name.strip())
         return cls(int(match[1]), _KINDS[match[2].upper()], int(match[3])) if match else None
 
@@ -74,7 +74,7 @@ class ExpertId(_NamedRecord):
 
     @property
     def beginning(self) -> str:
-        """Return the common start of the names of its memories: `L3N`, `L3E5N`."""
+        """Return the start that the names of all its memories share: `L3N`, `L3E5N`."""
         return f"{self}N"
 
     @property
@@ -88,9 +88,10 @@ class ExpertId(_NamedRecord):
 @total_ordering
 @dataclass(frozen=True)
 class MemoryId(_NamedRecord):
-    """The name of one memory: `L3N51` (or `L3D51`), `L3E5N20` of an expert, `L3S0N20` of a shared expert.
+    """The name of one memory: `L3N51` (or `L3D51`), `L3E5N20` in a routed expert, `L3S0N20` in a shared expert.
 
-    `memory` counts within the expert. Tables and tensors number all memories of a layer; see MemoryNames.
+    `memory` is counted within the expert. Tables and tensors count through all memories of a layer instead.
+    MemoryNames converts between the two.
 
     Example:
         >>> memlens.MemoryId.parse("L3E5N20").expert
@@ -109,8 +110,8 @@ class MemoryId(_NamedRecord):
         match = _NAME.fullmatch(name.strip())
         if not match:
             raise UnknownName(
-                f"'{name}' is not the name of a memory; write layer and memory like L3N51, both counted from 0 "
-                "(L3E5N20 for memory 20 of expert 5, L3S0N20 of a shared expert)"
+                f"'{name}' is not the name of a memory; write the layer and the memory like L3N51, both counted from 0 "
+                "(L3E5N20 for memory 20 of expert 5, L3S0N20 for memory 20 of shared expert 0)"
             )
         if match[2] is None:
             return cls(int(match[1]), int(match[4]))
@@ -133,7 +134,10 @@ class MemoryId(_NamedRecord):
 
 
 def name_beginning(text: str) -> tuple[int, str] | None:
-    """Return layer and normalized text of the start of a name (L3, L3N51, L3E5, L3E5N2), or None for other texts."""
+    """Parse the start of a name of a memory, such as L3, L3N51, L3E5 or L3E5N2.
+
+    Returns the layer and the normalized text, or None if the text is not the start of a name.
+    """
     match = _BEGINNING.fullmatch(text.strip())
     if match is None:
         return None
@@ -154,7 +158,10 @@ class GroupShape:
 
 
 class MemoryNames:
-    """Conversion between names and numbers. A layer numbers its dense, then shared, then routed memories."""
+    """Conversion between the names of memories and their numbers in tables and tensors.
+
+    The numbers of a layer count its dense memories first, then the shared ones, then the routed ones.
+    """
 
     def __init__(self, layers: Mapping[int, Sequence[GroupShape]], of: str = "") -> None:
         self.layers = {layer: tuple(groups) for layer, groups in layers.items()}
@@ -165,7 +172,7 @@ class MemoryNames:
         return sum(group.count * group.size for group in self.layers[layer])
 
     def name(self, layer: int, number: int) -> MemoryId:
-        """Return the memory with this number in tables and tensors."""
+        """Return the name of the memory that has this number in tables and tensors."""
         first, before = 0, dict.fromkeys(_LETTERS, 0)
         for group in self.layers[layer]:
             place = number - first
@@ -176,7 +183,11 @@ class MemoryNames:
         raise UnknownName(f"layer {layer}{self._of} has no memory with the number {number}; it has {first} memories")
 
     def span(self, owner: ExpertId) -> range:
-        """Return the numbers of an expert's memories, or of a layer's dense ones. Raises UnknownName."""
+        """Return the numbers of an expert's memories, or of a layer's dense memories.
+
+        Raises:
+            UnknownName: The model has no such expert.
+        """
         first, before = 0, 0
         for group in self.layers[owner.layer]:
             if group.kind == owner.kind:
@@ -246,7 +257,7 @@ class EncodedText:
 
 @dataclass(frozen=True)
 class Trigger:
-    """A prefix with an extreme coefficient of a memory, with the text around it.
+    """A prefix on which a memory has an extreme coefficient, with the text around it.
 
     Example:
         >>> trigger = index.triggers("L1N7", limit=1)[0]
@@ -274,7 +285,7 @@ _CELL = "text-align:right;white-space:pre-wrap"
 
 
 class TriggerList(list[Trigger]):
-    """A list of triggers, best first, with a table view in notebooks."""
+    """A list of triggers, best first. Notebooks display it as a table."""
 
     def _repr_html_(self) -> str:
         rows = "".join(

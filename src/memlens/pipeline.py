@@ -1,19 +1,20 @@
-"""`analyze`, `demo` and `repair`: scan, values, patterns, experiments and report in turn, in one folder.
+"""`analyze` and `demo` run all stages in one folder: scan, values, patterns, experiments and report.
 
-All three can be interrupted and called again. A stage is skipped if its result is already complete:
+`repair` runs the stages whose tables are damaged. All three can be interrupted and called again. A stage is skipped if
+its result is already complete:
 
     scan          the manifest exists and has the same plan
     values        computed with the same number of tokens and the same reading, and the files are intact
     patterns      computed with the same settings from the current values, and the files are intact
     experiments   each experiment: same seed, sample and validation text, current values, intact files
-    report        always written again, which takes seconds
+    report        always written again, because it takes only seconds
 
 With more than one thread, patterns are computed in a second process because they use only one core. Experiments that
 do not need patterns run in this process at the same time.
 
-`demo` runs `analyze` on the bundled model and the first READ tokens of its text. To be quick, it uses two smaller
-samples (PREFIXES, EDITED). It also selects five findings to show first. `analyze` in the same folder can enlarge the
-samples later.
+`demo` runs `analyze` on the bundled model and the first READ tokens of the bundled text. To save time, it uses smaller
+samples (PREFIXES, EDITED). It also selects the five findings to show first. A later `analyze` in the same folder can
+enlarge the samples.
 """
 
 import time
@@ -82,7 +83,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Analysis:
-    """A complete analysis."""
+    """The result of `analyze`."""
 
     index: Index
     report: Path
@@ -123,17 +124,17 @@ def analyze(
         model: A Hub id, folder, .gguf file, loaded transformers model, or MemoryModel.
         corpus: One or more files, folders or dataset names.
         out: Folder to write the index and report.html to.
-        resume: Resume the work in the folder. False replaces it.
-        device: Device of the model.
+        resume: True resumes the work in the folder. False replaces it.
+        device: Device to run the model on: "auto", "cpu", "cuda", "mps" or another torch device.
         dtype: Weight dtype of the model.
-        tokenizer: Tokenizer of a loaded transformers model.
+        tokenizer: Tokenizer to use with a loaded transformers model.
         tokens: Number of top tokens to store per value.
-        reading: How values are projected onto the vocabulary. None is the default reading of the model.
-        vocabulary: Tokens to rank, "all" by default.
-        samples: Sample sizes of single experiments by name, for example {"local-edits": 10}.
+        reading: How to project values onto the vocabulary, "folded" or "raw". None uses the model's default.
+        vocabulary: Tokens to rank: "all", or "trained" to leave out undertrained tokens.
+        samples: Sample sizes of individual experiments by name, for example {"local-edits": 10}.
         validation: Corpus to draw prefixes from. None draws them from the scanned corpus.
         progress: Called with the name of the step, the completed work and the total.
-        watcher: Receives the start and the end of each stage.
+        watcher: Its methods are called when a stage starts and when it ends.
         **options: Fields of SampleSettings (seed, sample, stop_words) and options of `scan` (top=50, layers=...).
 
     Returns:
@@ -172,7 +173,7 @@ class _Sampling:
     """Sampling options of the experiments. Stop words and validation text apply only to experiments on prefixes."""
 
     settings: SampleSettings
-    samples: Mapping[str, int]  # sample sizes of single experiments by name
+    samples: Mapping[str, int]  # sample sizes of individual experiments by name
     text: CorpusSettings | None
 
     def check(self) -> None:
@@ -183,7 +184,7 @@ class _Sampling:
         if self.settings.stop_words is not None:
             check_stop_words(self.settings.stop_words)
         if self.text is not None:
-            corpus_fingerprint(self.text)  # reading the text reports a missing file before the scan
+            corpus_fingerprint(self.text)  # this reads the text, so a missing file is reported before the scan
 
     def sample_of(self, experiment: Experiment) -> int | None:
         """Return the sample size of an experiment, or None for its default."""
@@ -262,7 +263,7 @@ class _Work:
         return Stage("experiments", outcome, time.monotonic() - start, made=names, skipped=tuple(skipped.items()))
 
     def _run_experiments(self, is_selected: Callable[[Experiment], bool]) -> dict[str, str]:
-        """Run the selected experiments that are not complete. Returns {name: reason} of those that cannot run."""
+        """Run the selected experiments that are not complete. Returns {name: reason} for those that cannot run."""
         skipped: dict[str, str] = {}
         pending: dict[tuple[bool, int | None], list[Experiment]] = {}  # experiments that can run together
         for experiment in filter(is_selected, find_experiments(["all"])):
@@ -279,7 +280,7 @@ class _Work:
         return skipped
 
     def _run_null(self) -> None:
-        """Measure the claims in shuffled networks unless they are complete or not wanted."""
+        """Measure the claims in shuffled networks, unless this is already done or `null_tokens` is 0."""
         settings = self.sampling.settings
         options: dict[str, Any] = {"seed": settings.seed, "sample": settings.null_tokens}
         if settings.null_tokens == 0 or is_made(self.index, NULL, **options):
@@ -293,7 +294,8 @@ class _Work:
 
 
 FOLDER = "memlens-demo"
-# Trends that the demo shows, those that agree with the paper first, and findings that replace missing ones
+# The demo shows the first trends of this list, starting with those that agree with the paper. If findings are missing,
+# the substitutes replace them.
 TRENDS = (
     "depth",
     "settling",
@@ -305,24 +307,25 @@ TRENDS = (
     "claim-residual",
 )
 SUBSTITUTES = ("dead", "rarest", "wanted")
-HELD_OUT = f"{BUNDLED}:held-out"  # text for section 5, outside of the training text as in the paper
-READ = 200_000  # number of tokens to read of the bundled text
-PREFIXES, EDITED = 1000, 8  # number of prefixes for section 5, and of memories per layer in the local-edits experiment
+HELD_OUT = f"{BUNDLED}:held-out"  # text for section 5; as in the paper, the model was not trained on it
+READ = 200_000  # number of tokens of the bundled text to read
+PREFIXES = 1000  # number of prefixes for section 5
+EDITED = 8  # number of memories per layer in the local-edits experiment
 
 
 @dataclass(frozen=True)
 class SmallerSample:
-    """An experiment with a smaller sample than its default."""
+    """An experiment whose sample in the demo is smaller than its default."""
 
     experiment: str
-    counts: str  # the unit of the sample
+    counts: str  # what the sample consists of, such as prefixes
     here: int
     default: int
 
 
 @dataclass(frozen=True)
 class Demo:
-    """A complete demo."""
+    """The result of `demo`."""
 
     index: Index
     report: Path
@@ -350,7 +353,7 @@ def demo(
         corpus: A corpus. The default is the bundled text.
         out: Folder to write the index and report.html to.
         prefixes: Number of prefixes for the experiments of section 5.
-        edited: Memories per layer in the local-edits experiment.
+        edited: Number of memories per layer in the local-edits experiment.
         **options: Further options of `analyze`.
 
     Returns:
@@ -365,7 +368,8 @@ def demo(
         prefixes, edited = _at_least(api.folder_of(out), prefixes, edited)
     samples = {experiment.name: edited for experiment in find_experiments(["all"]) if experiment.tokens_run}
     if (model, corpus) != (BUNDLED, BUNDLED) or "max_tokens" in options:
-        options = {"null_tokens": 0, **options}  # without the shipped rows, this takes longer than everything else
+        # shuffled networks take longer than everything else unless their results are shipped, as for the bundled model
+        options = {"null_tokens": 0, **options}
     if corpus == BUNDLED:
         options = {"validation": HELD_OUT, "max_tokens": READ, **options}
     memory_model = _load(model)
@@ -375,7 +379,7 @@ def demo(
 
 
 def _at_least(folder: Path, prefixes: int, edited: int) -> tuple[int, int]:
-    """Return these sample sizes, or the larger ones in the folder."""
+    """Return these sample sizes, or those of the index in the folder where they are larger."""
     if not is_complete(folder):
         return prefixes, edited
     manifest, experiments = open_index(folder).manifest, find_experiments(["all"])
@@ -436,7 +440,7 @@ def repair(
         The names of the files that were written.
 
     Raises:
-        IndexFolderError: A table of the scan or the annotations are damaged. The message states what to do.
+        IndexFolderError: A table of the scan or the annotation file is damaged. The message says what to do.
 
     Example:
         >>> memlens.repair(index)  # nothing is damaged
@@ -475,7 +479,10 @@ def repair(
 
 
 def _experiments_of(manifest: Manifest, files: Sequence[str]) -> list[str]:
-    """Return the experiments that wrote these files. Any experiment on prefixes repeats the pass over prefixes."""
+    """Return the names of the experiments that wrote these files.
+
+    If tables of the pass over prefixes are among the files, the result includes an experiment that repeats the pass.
+    """
     tables = {file.removesuffix(".parquet") for file in files}
     known = (*ALL_EXPERIMENTS.values(), NULL)
     experiments = [experiment for experiment in known if experiment.name in manifest.experiments]

@@ -1,12 +1,12 @@
-"""One ordered map over items with three backends: this process, local worker processes (loky), a Ray cluster.
+"""One ordered map over items with three backends: this process, local worker processes (loky), or a Ray cluster.
 
     for result in pool.map(function, items):
         ...
 
 1. `function(value, item)` is called once per item. `value` is an object that every worker needs, such as the model.
-   A `Source` provides the object in this process, and a picklable loader for workers.
-2. Results are in the order of the items. Few items and results are in memory at a time.
-3. Workers start and end with a map. If a worker dies, its item is retried up to RETRIES times.
+   A `Source` provides the object itself for this process and a picklable loader for workers.
+2. Results are in the order of the items. Only a few items and results are in memory at a time.
+3. A map starts its workers and ends them. If a worker dies, its item is retried up to RETRIES times.
 4. An exception of memlens.errors in a worker is raised here unchanged. Any other exception is a bug. It is raised as a
    RuntimeError with the worker's traceback.
 5. Workers ignore SIGINT and SIGTERM, which the driver handles, and exit within a second if the driver dies.
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-RETRIES = 3  # maximum retries of an item whose worker died, and of starting workers
+RETRIES = 3  # maximum number of retries for an item whose worker died, and for starting workers
 POLL_SECONDS = 0.2  # time between checks for a stop request
-AHEAD = 2  # number of items per worker that are in memory
+AHEAD = 2  # number of items per worker that are in memory at a time
 AGENT_SECONDS = 2.0  # time limit for a check of Ray's agents
 CHECK_SECONDS = 0.5  # time between checks of Ray's agents; Ray ends a process within seconds of losing them
 CONNECT_SECONDS = 30.0  # time limit for connecting to an existing Ray cluster
@@ -71,21 +71,23 @@ def usable_cores() -> int:
 
 
 class Source(Protocol):
-    """An object that every worker needs."""
+    """Provides an object that every worker needs."""
 
     value: Any  # the object in this process
 
     def loader(self, *, copy: bool = False, gpus: float | None = None) -> Callable[[int], Any] | None:
-        """Return a picklable function that makes the object in worker `number`, or None if that is impossible.
+        """Return a picklable function that creates the object in a worker, or None if that is impossible.
+
+        The function takes the number of the worker.
 
         Args:
-            copy: Send a copy, because workers could not load the object from its source.
-            gpus: GPUs of each worker on a cluster; None for workers on this machine.
+            copy: Send a copy of the object, because workers could not load it from its source.
+            gpus: Number of GPUs per worker on a cluster; None for workers on this machine.
         """
 
 
 class PickledSource:
-    """A source that sends a pickled copy."""
+    """A source that sends workers a pickled copy of the object."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -163,7 +165,7 @@ def _describe_error(error: BaseException) -> tuple[str, ...]:
     if isinstance(error, MemlensError):
         return _ERROR, type(error).__name__, str(error)
     if isinstance(error, MemoryError):
-        return _ERROR, "WorkerError", "a worker has not enough memory; use fewer --workers or smaller --batch-tokens"
+        return _ERROR, "WorkerError", "a worker ran out of memory; use a smaller --workers or --batch-tokens"
     return _BUG, "".join(traceback.format_exception(error))
 
 
@@ -186,7 +188,7 @@ _order = b""
 
 
 def _initialize(driver: int, order: bytes) -> None:
-    """Prepare a loky worker. The value is loaded with the first item, when torch may be imported."""
+    """Prepare a loky worker. It loads the value with the first item, because this function must run before torch."""
     global _order, _worker
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -221,14 +223,14 @@ class _Task:
     item: Any
     future: Future[tuple[Any, ...]] | None = None  # the call on a loky worker
     reply: tuple[Any, ...] | None = None  # the reply of a Ray worker
-    deaths: int = 0  # number of workers that died while they had the item
+    deaths: int = 0  # number of workers that died while the item was assigned to them
 
     def count_death(self, reason: str) -> None:
         self.deaths += 1
         if self.deaths > RETRIES:
             raise WorkerError(
-                f"{reason} {self.deaths} times in a row at the same work; fix the cause (often memory: use fewer "
-                "--workers) and run the same command again"
+                f"{reason} {self.deaths} times in a row on the same work; fix the cause (often a lack of memory: use "
+                "fewer --workers) and run the same command again"
             )
 
 
@@ -243,8 +245,8 @@ class ProcessPool:
         Args:
             source: Provides the value.
             workers: Number of processes.
-            check_stop: Called several times per second; may raise.
-            ahead: Items in flight beyond one per worker; 0 for AHEAD per worker.
+            check_stop: Called several times per second. It may raise an exception to stop the map.
+            ahead: Number of items in flight in addition to one per worker. 0 means AHEAD items per worker in total.
         """
         self.source, self.workers, self.check_stop = source, workers, check_stop
         self.in_flight = workers + ahead if ahead else AHEAD * workers
@@ -270,7 +272,7 @@ class ProcessPool:
                         task.future = task.future or executor.submit(_apply, task.item)
                     kind, *content = self._wait(tasks[0])
                 except TerminatedWorkerError as error:
-                    self.check_stop()  # the workers may have died of a signal that also stops this process
+                    self.check_stop()  # the signal that killed the workers may also stop this process
                     _stop_executor(executor)
                     executor = None
                     for task in tasks:
@@ -362,7 +364,7 @@ def import_ray() -> Any:
 
 
 def versions() -> tuple[str, ...]:
-    """Return the versions of memlens, torch and transformers, which results depend on."""
+    """Return the versions of memlens, torch and transformers, on which results depend."""
     return tuple(version(package) for package in ("memlens", "torch", "transformers"))
 
 
@@ -387,7 +389,7 @@ class RayWorker(Worker):
 
 @dataclass(eq=False)
 class _Actor:
-    """A Ray worker as the driver sees it."""
+    """The driver's record of a Ray worker."""
 
     handle: Any
     starting: Any  # the call that loads the value; None after it has returned
@@ -418,16 +420,16 @@ class RayPool:
 
         Args:
             source: Provides the value.
-            workers: Number of workers; 0 for as many as the cluster has room for.
-            threads: Processors of each worker, if it has no GPU.
-            address: The cluster; None for $RAY_ADDRESS, or else a cluster on this machine.
-            gpus: GPUs of each worker.
-            check_stop: Called several times per second; may raise.
-            ahead: Items in flight beyond one per worker; 0 for AHEAD per worker.
+            workers: Number of workers. 0 means as many as the cluster has room for.
+            threads: Number of CPUs to reserve per worker if it has no GPU.
+            address: Address of the cluster. None means $RAY_ADDRESS or, if that is not set, a new local cluster.
+            gpus: Number of GPUs per worker.
+            check_stop: Called several times per second. It may raise an exception to stop the map.
+            ahead: Number of items in flight in addition to one per worker. 0 means AHEAD items per worker in total.
         """
         self.source, self.workers, self.threads, self.address = source, workers, threads, address
         self.gpus, self.check_stop, self.ahead = gpus, check_stop, ahead
-        import_ray()  # a missing package is reported before anything is read
+        import_ray()  # report a missing package before reading anything
 
     def map(self, function: Callable[[Any, Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
         with connect_ray(self.address, self.check_stop) as ray:
@@ -533,10 +535,10 @@ class _RayMap:
             self.lost_starts += 1
             if self.lost_starts > RETRIES:
                 raise WorkerError(
-                    f"{reason} while starting, {self.lost_starts} times in a row; fix the cause (often memory: use "
-                    "fewer --workers) and run the same command again"
+                    f"{reason} while starting, {self.lost_starts} times in a row; fix the cause (often a lack of "
+                    "memory: use fewer --workers) and run the same command again"
                 )
-        for task in list(actor.calls.values())[:1]:  # a worker has one item at a time
+        for task in list(actor.calls.values())[:1]:  # a worker computes one item at a time
             task.count_death(reason)
         self.unassigned.extendleft(reversed(actor.calls.values()))
 
@@ -560,10 +562,10 @@ def room_for_workers(ray: Any, threads: int, gpus: float) -> int:
 def connect_ray(address: str | None, check_stop: Callable[[], None] = lambda: None) -> Iterator[Any]:
     """Connect to a Ray cluster, or start one on this machine if there is no address.
 
-    A connection that exists already is used and left open.
+    An existing connection is reused and left open.
 
     Raises:
-        WorkerError: The cluster cannot be reached, or one of its agents ended.
+        WorkerError: The cluster cannot be reached, or one of its agents exited.
     """
     ray = import_ray()
     if ray.is_initialized():
@@ -584,7 +586,7 @@ def connect_ray(address: str | None, check_stop: Callable[[], None] = lambda: No
         raise WorkerError(f"{place} ({reason}); {advice}") from error
     try:
         yield ray
-    except OSError as error:  # a call failed ("Broken pipe") before Ray noticed that the agent is gone
+    except OSError as error:  # a call failed ("Broken pipe") before Ray noticed that the agent was gone
         raise _agent_error(_lost_agent(ray) or "connection") from error
     finally:
         if _lost_agent(ray):  # shutdown() would wait for the agent until Ray ends this process with exit code 1
@@ -595,7 +597,7 @@ def connect_ray(address: str | None, check_stop: Callable[[], None] = lambda: No
 
 
 def _wait_for_cluster(address: str, check_stop: Callable[[], None]) -> None:
-    """Wait until the head of a cluster accepts connections. Ray itself would wait for minutes, without a message."""
+    """Wait until the head of a cluster accepts connections. Ray itself would wait for minutes without a message."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdecimal():
         return  # "auto", or an address that ray.init rejects
@@ -607,7 +609,7 @@ def _wait_for_cluster(address: str, check_stop: Callable[[], None]) -> None:
         except OSError as error:
             if time.monotonic() > deadline:
                 raise WorkerError(
-                    f"no Ray cluster answers at {address} ({error.strerror or error}); check --ray-address and "
+                    f"no Ray cluster responds at {address} ({error.strerror or error}); check --ray-address and "
                     "RAY_ADDRESS"
                 ) from error
         if is_first:
@@ -618,7 +620,7 @@ def _wait_for_cluster(address: str, check_stop: Callable[[], None]) -> None:
 
 
 def ensure_ray_token() -> None:
-    """Set a token for a cluster on this machine if Ray cannot write one to ~/.ray."""
+    """Set an authentication token for a cluster on this machine if Ray cannot write one to ~/.ray."""
     if os.environ.keys() & {"RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
         return
     try:
@@ -633,7 +635,7 @@ def ensure_ray_token() -> None:
 
 
 def check_agents(ray: Any) -> None:
-    """Raise RayAgentError if an agent of Ray is gone. Otherwise Ray would soon end this process without a message."""
+    """Raise RayAgentError if an agent is gone. Without this check, Ray would end this process without a message."""
     if agent := _lost_agent(ray):
         raise _agent_error(agent)
 
@@ -645,9 +647,9 @@ def _agent_error(agent: str) -> RayAgentError:
 
 
 def _lost_agent(ray: Any) -> str:
-    """Return the name of an agent of Ray that this process needs and that no longer listens, or an empty string."""
+    """Return the name of a Ray agent that this process needs but that no longer listens, or an empty string."""
     node = getattr(ray._private.worker, "_global_node", None)
-    if node is None:  # there is no connection, or Ray's client, which has no agent here
+    if node is None:  # not connected, or connected through Ray Client, which has no agent on this machine
         return ""
     host, _, port = str(node.gcs_address).rpartition(":")
     for name, family, address in (

@@ -7,26 +7,27 @@ import ctypes
 import gc
 import os
 
-_OBJECTS = 50_000  # new objects between two garbage collections, which saves 6% of the time to load torch and a model
+_OBJECTS = 50_000  # new objects between garbage collections; this saves 6% of the time to load torch and a model
 # Parameters of mallopt, under the names of their environment variables.
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_ARENA_MAX": -8}
-# A command keeps freed memory. Otherwise the system would have to clear each page again before it is reused, which is
-# 12% of a forward pass of a gated network.
+# A command keeps freed memory. Otherwise, the system would clear each page again before reuse, which takes 12% of the
+# time of a forward pass of a gated network.
 _COMMAND = {"MALLOC_TRIM_THRESHOLD_": 1 << 29, "MALLOC_MMAP_THRESHOLD_": 1 << 25}
-# A server returns freed memory, and its threads share two heaps. Otherwise it would grow to a multiple of its data.
+# A server returns freed memory, and its threads share two heaps. Otherwise, it would use several times the memory that
+# its data needs.
 _SERVER = {"MALLOC_TRIM_THRESHOLD_": 1 << 20, "MALLOC_MMAP_THRESHOLD_": 1 << 18, "MALLOC_ARENA_MAX": 2}
 
 
 def prepare_process(*, is_server: bool = False) -> None:
-    """Set how this process waits, collects garbage and allocates memory. Settings of the user are kept.
+    """Set how this process waits, collects garbage and allocates memory. The user's own settings take precedence.
 
-    Call this before torch and numpy are imported. It changes the environment.
+    Call this before torch and numpy are imported. It changes environment variables.
     """
     gc.set_threshold(_OBJECTS)
-    # with one thread, the last bits of numpy's products do not depend on the number of cores
+    # with one thread, the last bits of numpy's matrix products do not depend on the number of cores
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # By default, OpenMP threads spin for milliseconds after every product, which halves the speed on a busy machine.
-    # 10,000 turns (50 microseconds) last until the next product of the same layer.
+    # 10,000 spins (50 microseconds) bridge the gap to the next product of the same layer.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has mallopt

@@ -4,10 +4,10 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """A function that is called with the completed part of a stage. `total` is None while it is unknown."""
+    """A function that is called with the amount of work done in a stage. `total` is None while it is unknown."""
 
     def __call__(self, stage: str, done: int, total: int | None) -> None: ...
 
 
 def no_progress(stage: str, done: int, total: int | None) -> None:
-    """Ignore the report."""
+    """Ignore the progress report."""

@@ -4,8 +4,8 @@
     class ValueSettings(Settings):
         top: int = option(50, "Tokens to list at each end of a value.", metavar="N", minimum=1)
 
-The command line generates its options from these fields (cli/options.py), `split_options` checks the keyword arguments
-of a Python call, and the index records them. A field without a help text can be set from Python only.
+The command line generates its options from these fields (cli/options.py). `split_options` checks the keyword arguments
+of a Python call. The index records the settings. A field without a help text can be set only from Python.
 """
 
 import re
@@ -21,7 +21,7 @@ from memlens.errors import SettingError, UnknownName
 KEPT, TEXT, RUN = "What to keep", "Text", "Execution"
 SCALE = "Scale: processes, machines, large models"
 
-MOST_TRIGGERS = 64  # maximum triggers per memory for patterns, which represent a set of triggers by 64 bits
+MOST_TRIGGERS = 64  # maximum number of triggers per memory for patterns, which store a set of triggers in 64 bits
 MOST_SEED = 2**31 - 1
 MOST_SAMPLE = 10**9
 
@@ -42,9 +42,9 @@ def option(
     Args:
         default: The default value. None means that memlens decides.
         help: One sentence for `--help`. Without it, the field is not an option of the command line.
-        metavar: Placeholder of the value in `--help`. Defaults to the choices.
+        metavar: Placeholder for the value in `--help`. By default, the choices.
         panel: Heading of the group of options in `--help`.
-        default_text: Words for the default in `--help`, if the value does not explain itself.
+        default_text: Description of the default in `--help`, for values that are not self-explanatory.
         minimum: Smallest valid number.
         maximum: Largest valid number.
         choices: Valid strings.
@@ -54,7 +54,7 @@ def option(
 
 
 def option_name(name: str) -> str:
-    """Return the option of a field: "--batch-tokens" for "batch_tokens"."""
+    """Return the name of the option that sets a field: "--batch-tokens" for "batch_tokens"."""
     return "--" + name.replace("_", "-")
 
 
@@ -62,13 +62,13 @@ _TYPES = {int: (Integral, "a whole number"), float: (Real, "a number"), str: (st
 
 
 class Settings:
-    """Base class of settings: checks the type, the limits and the choices of every field."""
+    """A base class for settings that checks the type, the limits and the choices of every field."""
 
     def __post_init__(self) -> None:
         self.check_fields()
 
     def check_fields(self) -> None:
-        """Raise SettingError, with the name of the option, for the first invalid field."""
+        """Raise SettingError if a field is invalid. The message names the option of the first invalid field."""
         hints = get_type_hints(type(self))
         for setting in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
             value, limits, name = getattr(self, setting.name), setting.metadata, option_name(setting.name)
@@ -94,7 +94,7 @@ def _is_any_of(value: Any, kinds: Sequence[type]) -> bool:
 
 
 def _check_rate(rate: float) -> None:
-    """Raise SettingError unless this is a false discovery rate between 0 and 1, both excluded."""
+    """Raise SettingError unless the false discovery rate is greater than 0 and less than 1."""
     if not 0 < rate < 1:
         raise SettingError(f"--rate is {rate}; it must be a false discovery rate between 0 and 1, like 0.01")
 
@@ -103,10 +103,10 @@ def split_options(verb: str, options: Mapping[str, Any], *settings: type) -> lis
     """Split keyword options by settings class. Options that are None are left out.
 
     Returns:
-        The options of each class, in the order of the classes. An option that two classes share is in both.
+        The options of each class, in the order of the classes. Classes that share an option all receive it.
 
     Raises:
-        SettingError: No class has a field of this name.
+        SettingError: No class has a field with this name.
     """
     names_by_class = [{field.name for field in fields(kind) if field.default is not MISSING} for kind in settings]
     known_names = set[str]().union(*names_by_class)
@@ -119,10 +119,16 @@ def split_options(verb: str, options: Mapping[str, Any], *settings: type) -> lis
 
 @dataclass(frozen=True)
 class RunSettings(Settings):
-    """Threads and workers of a stage. Only the number of threads affects results, in their last bits."""
+    """Threads and workers of a stage. Only the number of threads affects results, and only their last bits."""
 
     threads: int | None = option(
-        None, "Number of threads.", metavar="N", panel=RUN, default_text="all usable cores", minimum=1, maximum=512
+        None,
+        "Number of threads per worker.",
+        metavar="N",
+        panel=RUN,
+        default_text="an equal share of the usable cores",
+        minimum=1,
+        maximum=512,
     )
     workers: int | None = option(
         None,
@@ -134,17 +140,17 @@ class RunSettings(Settings):
         maximum=1024,
     )
     executor: str = option(
-        "local", "Run workers on this machine or on a Ray cluster.", panel=SCALE, choices=("local", "ray")
+        "local", "Where to run workers: on this machine or on a Ray cluster.", panel=SCALE, choices=("local", "ray")
     )
     ray_address: str | None = option(
         None,
-        "Address of the Ray cluster.",
+        "Address of the Ray cluster for --executor ray.",
         metavar="A",
         panel=SCALE,
         default_text="$RAY_ADDRESS, or a new local cluster",
     )
     gpus_per_worker: float = option(
-        0, "GPUs per Ray worker; 0 uses CPUs.", metavar="N", panel=SCALE, minimum=0, maximum=64
+        0, "Number of GPUs per Ray worker. 0 runs workers on CPUs.", metavar="N", panel=SCALE, minimum=0, maximum=64
     )
 
     def __post_init__(self) -> None:
@@ -159,14 +165,17 @@ class RunSettings(Settings):
 
 @dataclass(frozen=True)
 class ScanRunSettings(RunSettings):
-    """Run settings of a scan: also shards, passes and devices."""
+    """Settings for running a scan: threads and workers, shards, passes and devices."""
 
     shard: str | None = option(
-        None, "Scan only shard I of N, from 1; `memlens merge` merges all shards.", metavar="I/N", panel=SCALE
+        None,
+        "Scan only shard I of N, where I is 1 to N. `memlens merge` combines the shards.",
+        metavar="I/N",
+        panel=SCALE,
     )
     layer_budget: int | None = option(
         None,
-        "Scan at most N layers per pass.",
+        "Scan at most N layers per pass over the text, to use less memory.",
         metavar="N",
         panel=SCALE,
         default_text="all layers",
@@ -175,7 +184,7 @@ class ScanRunSettings(RunSettings):
     )
     device_map: str | None = option(
         None,
-        "Distribute the layers of a large model over several GPUs with accelerate.",
+        "Strategy of accelerate for distributing the layers of a large model over several GPUs.",
         metavar="auto|balanced|sequential",
         panel=SCALE,
     )
@@ -183,29 +192,37 @@ class ScanRunSettings(RunSettings):
 
 @dataclass(frozen=True)
 class ValueSettings(Settings):
-    """Settings of values. `reading` None means folded if the model has a final norm, or raw with a paper preset."""
+    """Settings of values.
 
-    top: int = option(50, "Tokens to list at each end of a value.", metavar="N", minimum=1, maximum=100_000)
+    If `reading` is None, it is "raw" for a scan with a preset of the paper and otherwise "folded" if the model has a
+    final norm.
+    """
+
+    top: int = option(
+        50, "Number of most promoted and of most demoted tokens to list.", metavar="N", minimum=1, maximum=100_000
+    )
     reading: str | None = option(
         None,
-        "Read values with the gain of the final norm (folded), or as v E (raw).",
+        "How to project values onto the vocabulary: with the gain of the final norm (folded), or as v E (raw).",
         metavar="folded|raw",
         default_text="folded if the model has a final norm",
     )
     vocabulary: str = option(
-        "all", "Read values over all tokens, or leave out undertrained ones.", choices=("all", "trained")
+        "all", "Rank all tokens, or leave out undertrained tokens (trained).", choices=("all", "trained")
     )
-    untrained: bool = option(False, "List undertrained tokens.")
+    untrained: bool = option(False, "List undertrained tokens among the top tokens.")
 
 
 @dataclass(frozen=True)
 class PatternSettings(Settings):
     """Settings of patterns."""
 
-    top: int = option(25, "Triggers per memory to search for patterns, 3 to 64.", metavar="N")
+    top: int = option(25, "Number of triggers per memory to search for patterns, 3 to 64.", metavar="N")
     rate: float = option(0.01, "False discovery rate among reported patterns.", metavar="RATE")
-    background: int = option(150_000, "Random prefixes to compare triggers with.", metavar="N", maximum=MOST_SAMPLE)
-    seed: int = option(0, "Random seed for these prefixes.", metavar="N", minimum=0, maximum=MOST_SEED)
+    background: int = option(
+        150_000, "Number of random prefixes with which to compare triggers.", metavar="N", maximum=MOST_SAMPLE
+    )
+    seed: int = option(0, "Random seed for drawing the random prefixes.", metavar="N", minimum=0, maximum=MOST_SEED)
 
     def __post_init__(self) -> None:
         self.check_fields()
@@ -222,7 +239,11 @@ class RoleSettings(Settings):
 
     rate: float = option(0.01, "False discovery rate among memories with a role.", metavar="RATE")
     seed: int = option(
-        0, "Random seed for the directions that values are compared with.", metavar="N", minimum=0, maximum=MOST_SEED
+        0,
+        "Random seed for the random directions with which values are compared.",
+        metavar="N",
+        minimum=0,
+        maximum=MOST_SEED,
     )
 
     def __post_init__(self) -> None:
@@ -232,12 +253,12 @@ class RoleSettings(Settings):
 
 @dataclass(frozen=True)
 class SampleSettings(Settings):
-    """The sample of an experiment. `sample` None is the default of each experiment."""
+    """Settings of the samples that experiments draw. If `sample` is None, each experiment uses its default size."""
 
-    seed: int = option(0, "Random seed.", metavar="N", minimum=0, maximum=MOST_SEED)
+    seed: int = option(0, "Random seed for drawing samples.", metavar="N", minimum=0, maximum=MOST_SEED)
     sample: int | None = option(
         None,
-        "Sample size: prefixes, or what a single named experiment counts.",
+        "Sample size: number of prefixes or, if a single experiment is named, of the items that it samples.",
         metavar="N",
         default_text="depends on the experiment",
         minimum=1,
@@ -245,13 +266,13 @@ class SampleSettings(Settings):
     )
     stop_words: str | None = option(
         None,
-        "Stop words: the list of a language, or the most frequent tokens.",
+        "Stop words: the list of a language (en), or the most frequent tokens (frequent).",
         metavar="en|frequent",
         default_text="en",
     )
     null_tokens: int | None = option(
         None,
-        "Tokens of text for shuffled networks, which claims are compared with; 0 leaves them out.",
+        "Number of tokens to run through shuffled networks, the baseline for claims. 0 skips this comparison.",
         metavar="N",
         default_text="10000",
         minimum=0,
@@ -261,44 +282,46 @@ class SampleSettings(Settings):
 
 @dataclass(frozen=True)
 class LiveSettings(Settings):
-    """Limits of live requests to a workbench. They are computed one at a time."""
+    """Limits of live requests to a workbench. Live requests are computed one at a time."""
 
     waiting: int = option(
-        4, "Live requests that may wait; further ones are rejected.", metavar="N", minimum=0, maximum=1000
+        4, "Maximum number of live requests that wait; more are rejected.", metavar="N", minimum=0, maximum=1000
     )
     seconds: float = option(60, "Time limit of a live request, in seconds.", metavar="S", minimum=0.1, maximum=86_400)
     prompt_tokens: int = option(
-        512, "Longest prompt on live pages, in tokens.", metavar="N", minimum=1, maximum=100_000
+        512, "Maximum length of a prompt on live pages, in tokens.", metavar="N", minimum=1, maximum=100_000
     )
 
 
 @dataclass(frozen=True)
 class ProbeSettings(Settings):
-    """Columns of the labeled texts, positions to read, and probes to fit."""
+    """Columns of the labeled texts, coefficients to read, and probes to fit."""
 
-    column: str = option("text", "Column with the text.", metavar="NAME")
-    label: str = option("label", "Column with the label.", metavar="NAME")
+    column: str = option("text", "Column that contains the text.", metavar="NAME")
+    label: str = option("label", "Column that contains the label.", metavar="NAME")
     kind: str = option(
         "auto",
-        "Type of the labels; auto selects number for more than 10 different numbers.",
+        "Type of the labels. auto selects number if there are more than 10 different numbers.",
         choices=("auto", "classes", "number"),
     )
     at: str = option(
-        "last", "Coefficients to read: at the last token, or pooled over all tokens.", choices=("last", "mean", "max")
+        "last",
+        "Coefficients to read: those at the last token, or their mean or maximum over all tokens.",
+        choices=("last", "mean", "max"),
     )
-    layers: str | None = option(None, "Layers to probe.", metavar="0-5,11", default_text="all")
-    k: str = option("1,2,4,8,16,32,64,128,256,512", "Numbers of memories per probe.", metavar="1,2,4")
-    test: float = option(0.3, "Share of the texts to test on.", metavar="SHARE")
+    layers: str | None = option(None, "Layers to probe, counted from 0.", metavar="0-5,11", default_text="all")
+    k: str = option("1,2,4,8,16,32,64,128,256,512", "Numbers of memories per probe to try.", metavar="1,2,4")
+    test: float = option(0.3, "Share of the texts to hold out for testing.", metavar="SHARE")
     max_length: int | None = option(
         None,
-        "Tokens to read of a text, counted from its end.",
+        "Maximum number of tokens to read from the end of a text.",
         metavar="N",
         default_text="the model's context",
         minimum=1,
     )
-    top: int = option(20, "Memories of the best probe to list.", metavar="N", minimum=1, maximum=1000)
+    top: int = option(20, "Number of memories of the best probe to list.", metavar="N", minimum=1, maximum=1000)
     shuffles: int = option(
-        20, "Permutations of the labels to estimate the score by chance.", metavar="N", minimum=0, maximum=10_000
+        20, "Number of label permutations to estimate the chance score.", metavar="N", minimum=0, maximum=10_000
     )
     seed: int = option(0, "Random seed for the train-test split.", metavar="N", minimum=0, maximum=MOST_SEED)
 
@@ -325,7 +348,7 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
 
 @dataclass(frozen=True)
 class HubSpec:
-    """A dataset on the Hub, written `hf:NAME[:CONFIG[:SPLIT]]`. An empty CONFIG is the dataset's default one."""
+    """A dataset on the Hub, written `hf:NAME[:CONFIG[:SPLIT]]`. An empty CONFIG means the dataset's default."""
 
     name: str
     config: str | None = None
@@ -349,18 +372,22 @@ def is_hub_source(source: str) -> bool:
 
 @dataclass(frozen=True)
 class CorpusSettings(Settings):
-    """Sources of the text, and how it is split.
+    """Sources of the text, and how the text is split.
 
     sources   files or folders of .txt, .jsonl, .parquet (each also .gz, .zst), `hf:NAME[:CONFIG[:SPLIT]]`, or a bundled
               text: `bundled:train` (also `bundled`), `bundled:held-out`, `bundled:prose`
     unit      sentence | line | document | block:N (N tokens)
     column    the field of .jsonl, .parquet and hf: sources that holds the text
-    language  a lower-case language code, which determines the abbreviations that sentencex knows
+    language  a lowercase language code, which determines the abbreviations that sentencex knows
     """
 
     sources: tuple[str, ...]
-    unit: str = option("sentence", "Unit of text.", metavar="sentence|line|document|block:N", panel=TEXT)
-    column: str = option("text", "Field of .jsonl, .parquet and hf: with the text.", metavar="NAME", panel=TEXT)
+    unit: str = option(
+        "sentence", "Unit that the model reads at once.", metavar="sentence|line|document|block:N", panel=TEXT
+    )
+    column: str = option(
+        "text", "Field that holds the text in .jsonl, .parquet and hf: sources.", metavar="NAME", panel=TEXT
+    )
     language: str = "en"
 
     def __post_init__(self) -> None:
@@ -403,41 +430,51 @@ PRESETS: dict[str, dict[str, Any]] = {
 class ScanSettings(Settings):
     """Settings of a scan. Two scans with equal settings, model and corpus write the same bytes."""
 
-    top: int = option(50, "Triggers to keep per memory.", metavar="N", panel=KEPT, minimum=1, maximum=100_000)
+    top: int = option(
+        50, "Number of top triggers to keep per memory.", metavar="N", panel=KEPT, minimum=1, maximum=100_000
+    )
     layers: tuple[int, ...] | None = option(
-        None, "Layers to scan, from 0.", metavar="0-5,11", panel=KEPT, default_text="all"
+        None, "Layers to scan, counted from 0.", metavar="0-5,11", panel=KEPT, default_text="all"
     )
     bottom: str = option(
         "auto",
-        "Keep the most negative triggers.",
+        "Also keep the triggers with the most negative coefficients.",
         panel=KEPT,
-        default_text="auto (if the block is gated)",
+        default_text="auto (yes for gated blocks)",
         choices=("auto", "yes", "no"),
     )
     per_sentence: str = option(
-        "best", "Keep the best prefix of a sentence per memory, or all.", panel=KEPT, choices=("best", "all")
+        "best",
+        "Which prefixes of a sentence can be triggers of a memory: only the best one, or all.",
+        panel=KEPT,
+        choices=("best", "all"),
     )
     dedup: str = option(
         "prefix",
-        "Drop repeated prefixes, repeated sentences, or nothing.",
+        "What to drop: repeated prefixes, repeated sentences, or nothing (none).",
         panel=KEPT,
         choices=("prefix", "sentence", "none"),
     )
     preset: str | None = option(
         None,
-        "Settings as in the paper's text or in its released program; other options take precedence.",
+        "Use the settings of the paper, or of its released program. Other options take precedence.",
         panel=KEPT,
         choices=tuple(PRESETS),
     )
     seed: int = option(
-        0, "Random seed for the sample of ordinary prefixes.", metavar="N", panel=KEPT, minimum=0, maximum=MOST_SEED
+        0,
+        "Random seed for sampling the prefixes of histograms and examples.",
+        metavar="N",
+        panel=KEPT,
+        minimum=0,
+        maximum=MOST_SEED,
     )
     max_tokens: int | None = option(
         None, "Stop after N tokens of text.", metavar="N", panel=TEXT, default_text="all", minimum=1
     )
     max_length: int | None = option(
         None,
-        "Cut sentences after N tokens.",
+        "Truncate each sentence after N tokens.",
         metavar="N",
         panel=TEXT,
         default_text="the model's context",
@@ -445,16 +482,18 @@ class ScanSettings(Settings):
     )
     bos: str = option(
         "auto",
-        "Add BOS before each sentence.",
+        "Add the BOS token before each sentence.",
         panel=TEXT,
         default_text="auto (as the tokenizer does)",
         choices=("auto", "yes", "no"),
     )
-    batch_tokens: int = option(4096, "Tokens per batch.", metavar="N", panel=RUN, minimum=1, maximum=2**24)
+    batch_tokens: int = option(
+        4096, "Maximum number of tokens per batch.", metavar="N", panel=RUN, minimum=1, maximum=2**24
+    )
     bos_prefix: bool = False  # True if BOS alone is a prefix (position -1)
     whole_sentence: bool = True  # True if the whole sentence is a prefix
     threads: int = option(1, minimum=1, maximum=512)  # recorded, because it affects the last bits
-    sample_every: int = option(64, minimum=1, maximum=2**31 - 1)  # one prefix in N is sampled for histograms
+    sample_every: int = option(64, minimum=1, maximum=2**31 - 1)  # histograms sample one prefix in N
 
     def __post_init__(self) -> None:
         self.check_fields()
@@ -476,7 +515,7 @@ class ScanSettings(Settings):
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
-    """Return the layers of a list like "0-5,11", sorted and without repetitions.
+    """Parse a list of layers such as "0-5,11". Returns the layers in ascending order without duplicates.
 
     >>> parse_layers("0-2,11")
     (0, 1, 2, 11)

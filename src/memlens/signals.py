@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM.
+"""Handling of Ctrl-C and SIGTERM.
 
     interruptible    for commands: the first signal raises Interrupted or Terminated, the second ends the process
-    stop_on_signal   for scans: the first signal sets a flag, which long loops check where their state is complete
+    stop_on_signal   for scans: the first signal sets a flag; long loops check it whenever their state is complete
 
 Python handles signals in the main thread only. In other threads, both context managers do nothing.
 """
@@ -19,13 +19,13 @@ _RETRY_SECONDS = 0.05
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C. `code` is the exit code of the command."""
+    """The user pressed Ctrl-C. `code` is the exit code of the command."""
 
     code = 128 + signal.SIGINT
 
 
 class Terminated(Interrupted):
-    """SIGTERM."""
+    """The process received SIGTERM."""
 
     code = 128 + signal.SIGTERM
 
@@ -50,7 +50,7 @@ class Stopper:
             raise _KINDS[self.signal]
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Set the flag on the first signal. On the second, end a command, or call the previous handler of a program."""
+        """Set the flag on the first signal. The second signal ends a command or, in a program, calls its handler."""
         if not self.signal:
             self.signal = number
             return
@@ -72,7 +72,7 @@ def stop_on_signal() -> Iterator[Stopper]:
         yield stopper
 
 
-_received: list[int] = []  # signal that was raised in this command
+_received: list[int] = []  # the signal that this command received, if any
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def interruptible() -> Iterator[None]:
     report = sys.unraisablehook
 
     def raise_again(event: Any) -> None:
-        """Send the signal again if Python dropped its exception, as in a weakref callback of the import system."""
+        """Send the signal again if Python dropped its exception, as it does in weakref callbacks during imports."""
         if issubclass(event.exc_type, Interrupted) and _received:
             timer = threading.Timer(_RETRY_SECONDS, os.kill, (os.getpid(), _received.pop()))
             timer.daemon = True
@@ -116,14 +116,14 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _end_process(number: int) -> None:
     try:
-        os.write(2, b"memlens: stopped at once; run the same command again to continue\n")
+        os.write(2, b"memlens: stopped immediately; run the same command again to continue\n")
     finally:  # stderr may be closed
         os._exit(_KINDS[number].code)
 
 
 @contextmanager
 def _handlers(handler: Callable[[int, FrameType | None], None]) -> Iterator[dict[int, Any]]:
-    """Handle SIGINT and SIGTERM inside the block. Yields the previous handlers, or {} outside of the main thread."""
+    """Handle SIGINT and SIGTERM inside the block. Yields the previous handlers, or {} outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield {}
         return

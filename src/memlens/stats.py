@@ -4,14 +4,14 @@ All intervals are 95%:
 
     share                  Wilson, https://doi.org/10.1080/01621459.1927.10502953
     paired shares          Bonett and Price, https://doi.org/10.3102/1076998611411915
-    mean                   Student below 30 observations, otherwise a studentized bootstrap
+    mean                   Student's t below 30 observations, otherwise a studentized bootstrap
     median                 Hettmansperger and Sheather, https://doi.org/10.1016/0167-7152(86)90021-0
     weighted sum           Zou and Donner, https://doi.org/10.1002/sim.3095
     area under the ROC     Newcombe's method 5, https://doi.org/10.1002/sim.2324
     correlation            Fisher
 
-A bootstrap depends only on the seed, the experiment and the part (see `generator`). Distributions come from
-scipy.special, which is imported where it is used: scipy.stats would add half a second to a command.
+The random numbers of a bootstrap depend only on the seed, the experiment and the part (see `generator`). Distributions
+come from scipy.special, which is imported where it is used. Importing scipy.stats would add half a second to a command.
 """
 
 import zlib
@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 Interval = tuple[float | None, float | None]
 
 RESAMPLES = 1000
-FEW = 30  # means of fewer observations have Student's interval
+FEW = 30  # with fewer observations, the interval of a mean is Student's
 Z = 1.959964  # quantile of a two-sided 95% interval
 ONE_SIDED = 1.645  # quantile of a one-sided 95% bound
 _TAIL = 0.025
-_DRAWN_AT_ONCE = 1 << 21  # maximum numbers to draw at once
+_DRAWN_AT_ONCE = 1 << 21  # maximum number of random numbers to draw at once
 
 
 class Estimate(NamedTuple):
@@ -44,7 +44,7 @@ class Estimate(NamedTuple):
         return Estimate(self.value * factor, low, high)
 
     def minus(self, number: float) -> "Estimate":
-        """Return the estimate minus a number without an error."""
+        """Return the estimate minus an exact number."""
         return Estimate(self.value - number, self.low - number, self.high - number)
 
     def widened(self, comparisons: int) -> "Estimate":
@@ -63,7 +63,7 @@ def critical(comparisons: int = 1) -> float:
 
 
 def upper_share(counts: NDArray[Any], total: int) -> NDArray[np.float64]:
-    """Return the upper 95% bound of the share counts / total. It is above 0 even for a count of 0."""
+    """Return the upper 95% bound of the share counts / total. The bound exceeds 0 even if the count is 0."""
     counts = np.asarray(counts, np.float64)
     return np.minimum((counts + 1 + ONE_SIDED * np.sqrt(counts + 1)) / (total + 1), 1.0)
 
@@ -83,7 +83,7 @@ def binomial_tail(k: Any, t: Any, f: Any) -> NDArray[np.float64]:
 def q_values(p: NDArray[np.float64], hypotheses: int) -> NDArray[np.float64]:
     """Return the lowest false discovery rate at which each p-value is accepted (Benjamini and Hochberg).
 
-    `hypotheses` may be larger than the number of p-values. The other hypotheses count with p = 1.
+    `hypotheses` may be larger than the number of p-values. The remaining hypotheses are assumed to have p = 1.
     """
     order = np.argsort(p, kind="stable")
     multiples = p[order] * hypotheses / np.arange(1, len(p) + 1)
@@ -96,8 +96,9 @@ def q_values(p: NDArray[np.float64], hypotheses: int) -> NDArray[np.float64]:
 def decoy_q_values(numbers: NDArray[Any], decoys: NDArray[Any]) -> NDArray[np.float64]:
     """Return the lowest false discovery rate at which each number is accepted, estimated from decoys.
 
-    Decoys are numbers under the null hypothesis. The rate at a threshold is the expected number of decoys that reach it
-    over the numbers that do, with one decoy added (Barber and Candès, https://doi.org/10.1214/15-AOS1337).
+    Decoys are numbers drawn under the null hypothesis. The rate at a threshold is the number of false positives that
+    the decoys predict, divided by the count of `numbers` at or above the threshold. One decoy is added to those at or
+    above it (Barber and Candès, https://doi.org/10.1214/15-AOS1337).
 
     Raises:
         ValueError: A number is NaN.
@@ -119,7 +120,7 @@ def generator(seed: int, experiment: str, part: int = 0) -> np.random.Generator:
 
 
 def draw(candidates: NDArray[Any], sample: int | None, random: np.random.Generator) -> NDArray[Any]:
-    """Return a random sample of the candidates in their order. A size of None means all candidates."""
+    """Return a random sample of the candidates in their original order. If `sample` is None, return all of them."""
     if sample is None or sample >= len(candidates):
         return candidates
     return candidates[np.sort(random.choice(len(candidates), sample, replace=False))]
@@ -139,11 +140,11 @@ def wilson(hits: float, total: float, z: float = Z) -> tuple[float, float]:
     spread = z * sqrt(share * (1 - share) / total + z * z / (4 * total * total))
     scale = 1 + z * z / total
     low, high = (center - spread) / scale, (center + spread) / scale
-    return max(0.0, min(low, share)), min(1.0, max(high, share))  # rounding must not leave the share outside
+    return max(0.0, min(low, share)), min(1.0, max(high, share))  # keep the share inside despite rounding
 
 
 def paired_interval(first: NDArray[np.bool_], second: NDArray[np.bool_], comparisons: int = 1) -> Interval:
-    """Return the interval of the share of `first` minus that of `second`, for the same observations [n]."""
+    """Return the interval of a difference of two shares, `first` minus `second`, over the same observations [n]."""
     if len(first) == 0:
         return None, None
     total = len(first) + 2
@@ -153,7 +154,7 @@ def paired_interval(first: NDArray[np.bool_], second: NDArray[np.bool_], compari
 
 
 def mean_interval(numbers: NDArray[Any], random: np.random.Generator) -> Interval:
-    """Return the interval of the mean of numbers [n]. (None, None) for fewer than two numbers, or if all are equal."""
+    """Return the interval of the mean of numbers [n], or (None, None) for fewer than two or only equal numbers."""
     count = len(numbers)
     if count < 2:
         return None, None
@@ -176,7 +177,10 @@ def mean_interval(numbers: NDArray[Any], random: np.random.Generator) -> Interva
 
 
 def _distances(resamples: NDArray[np.float64], mean: float) -> NDArray[np.float64]:
-    """Return the distance of the mean of each resample [resamples, n] from `mean`, in its standard errors."""
+    """Return the distance between the mean of each resample [resamples, n] and `mean`, in standard errors.
+
+    Resamples in which all numbers are equal are left out.
+    """
     errors = resamples.std(1, ddof=1) / sqrt(resamples.shape[1])
     is_spread = errors > 0
     distances: NDArray[np.float64] = (resamples.mean(1)[is_spread] - mean) / errors[is_spread]
@@ -186,7 +190,7 @@ def _distances(resamples: NDArray[np.float64], mean: float) -> NDArray[np.float6
 def mean_estimate(
     numbers: NDArray[Any], random: np.random.Generator
 ) -> tuple[float, float | None, float | None] | None:
-    """Return the mean of numbers [n] and its interval, or None for no numbers."""
+    """Return the mean of numbers [n] and its interval, or None if there are no numbers."""
     return (float(np.mean(numbers)), *mean_interval(numbers, random)) if len(numbers) else None
 
 
@@ -198,8 +202,8 @@ def ratio_estimate(
 ) -> Estimate | None:
     """Return sum(parts) / sum(wholes) over observations [n], or None if its error is unknown.
 
-    If all observations have the same ratio, the interval is Wilson's between the `bounds` of the ratio. Without bounds,
-    the error is unknown.
+    If all observations have the same ratio, the interval is Wilson's, scaled to the `bounds` of the ratio. Without
+    bounds, the error is then unknown.
     """
     whole, count = float(np.sum(wholes)), int(np.count_nonzero(wholes))
     if count < 2:
@@ -259,7 +263,7 @@ def contrast(weights: Sequence[float], estimates: Sequence[Estimate]) -> Estimat
 def slope_weights(places: Sequence[float], sizes: Sequence[float] | None = None) -> list[float]:
     """Return weights such that the weighted sum of numbers at these places is the slope of their regression line.
 
-    `sizes` are the weights of the regression.
+    `sizes` are the weights of the places in the regression.
     """
     x, w = np.asarray(places, np.float64), np.ones(len(places)) if sizes is None else np.asarray(sizes, np.float64)
     deviations = w * (x - (w * x).sum() / w.sum())
@@ -268,7 +272,7 @@ def slope_weights(places: Sequence[float], sizes: Sequence[float] | None = None)
 
 
 def roc_area(ones: NDArray[Any], others: NDArray[Any]) -> float | None:
-    """Return the area under the ROC curve: P(one > other), ties counting half. None if a side is empty."""
+    """Return the area under the ROC curve: P(one > other), where ties count half. None if either array is empty."""
     return float(_placements(ones, others).mean()) if len(ones) and len(others) else None
 
 
@@ -280,8 +284,8 @@ def roc_estimate(ones: NDArray[Any], others: NDArray[Any]) -> Estimate:
 
         V(a) = a (1 - a) (1 + n (1 - a) / (2 - a) + n a / (1 + a)) / (ones * others)
 
-    V depends on a and not on the sample, so the interval does not shrink or jump where A reaches 1. If a side is empty,
-    the estimate is 0.5 with the interval 0 to 1.
+    V depends on a rather than on the sample, so the interval does not collapse or jump when A reaches 1. If either
+    array is empty, the estimate is 0.5 with the interval 0 to 1.
     """
     from scipy.optimize import brentq
 
@@ -301,14 +305,17 @@ def roc_estimate(ones: NDArray[Any], others: NDArray[Any]) -> Estimate:
 
 
 def _placements(ones: NDArray[Any], others: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the share of the others that is below each of the ones, ties counting half."""
+    """Return, for each of `ones`, the share of `others` that are smaller. Ties count half."""
     others = np.sort(others)
     below = np.searchsorted(others, ones, "left") + np.searchsorted(others, ones, "right")
     return np.asarray(below / (2 * len(others)))
 
 
 def correlation_estimate(x: NDArray[Any], y: NDArray[Any]) -> Estimate:
-    """Return Pearson's correlation with Fisher's interval. It is 0 (-1 to 1) if a side is constant."""
+    """Return Pearson's correlation with Fisher's interval.
+
+    The estimate is 0 (-1 to 1) if an array is constant or if there are fewer than four pairs.
+    """
     if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return Estimate(0.0, -1.0, 1.0)
     r = float(np.clip(np.corrcoef(x, y)[0, 1], -1, 1))

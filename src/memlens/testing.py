@@ -13,8 +13,8 @@ or a misread gain changes the numbers.
     network = tiny_network("qwen3_moe")           # raises NotBuildable if it cannot be built
     kinds = kinds_of_memories("qwen3_moe")        # {"routed"}, or why there are none
 
-`tiny_network` builds any model type of the installed transformers. It replaces the sizes in the default configuration,
-which it recognizes by their names. Settings that some types need in addition are listed in `_extra_settings`.
+`tiny_network` builds any model type of the installed transformers. It recognizes the sizes in the default configuration
+by their names and replaces them. `_extra_settings` lists additional settings that some types need.
 """
 
 import os
@@ -119,7 +119,7 @@ MIXTURES: tuple[str, ...] = tuple(_MIXTURES)
 
 
 def tiny_model(family: str, seed: int = 0, **overrides: Any) -> Any:
-    """Return a tiny causal LM of a family (its model_type), in evaluation mode. `overrides` go to its config."""
+    """Return a tiny causal LM of a family (its model_type) in evaluation mode. `overrides` change its config."""
     settings = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": None}
     config = AutoConfig.for_model(family, **(settings | (_SETTINGS | _MIXTURES)[family] | overrides))
     with torch.random.fork_rng(devices=[]):
@@ -130,7 +130,7 @@ def tiny_model(family: str, seed: int = 0, **overrides: Any) -> Any:
 
 
 def randomize(network: Any, seed: int = 0) -> None:
-    """Set large random weights: matrices that roughly keep the size of a state, vectors shifted from their defaults."""
+    """Set large random weights: matrices that roughly preserve the norm of a state, and vectors shifted at random."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -145,7 +145,7 @@ The end of the war came in the spring, as the papers of the day had said it woul
 
 
 def tiny_tokenizer(adds_bos: bool = False, style: str = "bytes") -> PreTrainedTokenizerFast:
-    """Return a tokenizer with 97 tokens: byte-level BPE as in GPT-2, or with `style="spaces"` BPE as in Llama 2."""
+    """Return a tokenizer with 97 tokens: byte-level BPE as in GPT-2 or, with `style="spaces"`, BPE as in Llama 2."""
     raw = RawTokenizer(models.BPE(unk_token="<unk>"))
     if style == "bytes":
         raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -189,7 +189,7 @@ class Sizes:
     key_heads: int = 2
     head_width: int = 8
     experts: int = 4
-    tied: bool | None = None  # None for the default of the type
+    tied: bool | None = None  # whether embeddings are tied; None for the default of the type
 
     @property
     def mamba_head_width(self) -> int:
@@ -202,7 +202,7 @@ TYPE_VOCABULARY, TYPE_CONTEXT, _SCALE = 97, 64, 0.7
 
 
 def _patterns(sizes: Sizes) -> tuple[tuple[str, Any], ...]:
-    """Return (pattern, value): the first pattern that matches the whole name of a setting gives its value."""
+    """Return pairs (pattern, value). The first pattern that matches the full name of a setting gives its value."""
     return (
         (r"pad_token_id", 0),
         (r"(bos|sep|cls|mask|unk|decoder_start)_token_id", 1),
@@ -237,7 +237,7 @@ def _patterns(sizes: Sizes) -> tuple[tuple[str, Any], ...]:
 
 
 def _extra_settings(model_type: str, sizes: Sizes) -> dict[str, Any]:
-    """Return settings that a type needs besides the patterns."""
+    """Return settings that a type needs in addition to those that match a pattern."""
     mamba = {"mamba_n_heads": sizes.heads, "mamba_d_head": sizes.mamba_head_width}
     sections = [sizes.head_width // 4, sizes.head_width // 8, sizes.head_width // 8]
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0, "mrope_section": sections}
@@ -276,7 +276,7 @@ def _extra_settings(model_type: str, sizes: Sizes) -> dict[str, Any]:
 
 
 class NotBuildable(Exception):  # noqa: N818
-    """No tiny network of a type can be built. The message is one line."""
+    """No tiny network of this type can be built. The message is one line."""
 
 
 def causal_types() -> tuple[str, ...]:
@@ -287,7 +287,7 @@ def causal_types() -> tuple[str, ...]:
 
 
 def composite_types() -> tuple[str, ...]:
-    """Return the other model types with a language model: their text stack is part of a multimodal model."""
+    """Return the other model types that contain a language model, as the text stack of a multimodal model."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
     return tuple(sorted(set(MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES) - set(causal_types())))
@@ -296,14 +296,14 @@ def composite_types() -> tuple[str, ...]:
 def kinds_of_memories(
     model_type: str, sizes: Sizes = USUAL_SIZES, seed: int = 0
 ) -> set[str] | UnsupportedModel | NotBuildable:
-    """Return the kinds of memories that are proven in a tiny network of a type, or why there are none."""
+    """Return the kinds of memories in a tiny network of a type, or the error that explains why there are none."""
     try:
         try:
             model = load(tiny_network(model_type, seed, sizes))
         except NotBuildable:
             with _not_buildable_on_error():
                 default = _config_class(model_type)()
-            check_config(default, model_type)  # the configuration alone may rule the type out
+            check_config(default, model_type)  # the configuration alone may show that the type is unsupported
             raise
     except (UnsupportedModel, NotBuildable) as error:
         return error
@@ -311,12 +311,12 @@ def kinds_of_memories(
 
 
 def tiny_network(model_type: str, seed: int = 0, sizes: Sizes = USUAL_SIZES, **overrides: Any) -> Any:
-    """Return a tiny causal LM of a type with large random weights, in evaluation mode. The network has run once."""
+    """Return a tiny causal LM of a type with large random weights, in evaluation mode, after one test run."""
     config = tiny_config(model_type, sizes, **overrides)
     with _not_buildable_on_error(), torch.no_grad():
         outline = network_without_weights(config, model_type)
         if sum(parameter.numel() for parameter in outline.parameters()) > 10**7:
-            raise NotBuildable("some of its sizes are settings without a pattern")
+            raise NotBuildable("no pattern matches the names of some of its size settings")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             network = network_class(config, model_type).from_config(config)

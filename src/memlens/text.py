@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _NAMED = {"\n": "⏎", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
 _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control and format characters (including text direction), separators
-_JOINERS = "\u200c\u200d"  # joiners are used in words and emoji
+_JOINERS = "\u200c\u200d"  # words and emoji may contain joiners
 _BARS = "▁▂▃▄▅▆▇█"
 MISSING = "–"
 _MOST_DECIMALS = 6  # maximum number of decimals in a column of numbers
@@ -46,7 +46,7 @@ def finite(content: Any) -> Any:
 
 
 def plain_table(heads: Sequence[str], rows: Sequence[Sequence[Any]] = (), last_wraps: bool = False) -> "Table":
-    """Return a terminal table without lines. A heading that starts with > aligns its column to the right."""
+    """Return a terminal table without borders. A heading that starts with > aligns its column to the right."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
@@ -107,19 +107,19 @@ def quoted(text: str, room: int = 16) -> str:
 
 
 def tail(text: str, room: int) -> str:
-    """Return the end of a text, with … if it was cut."""
+    """Return the last `room` characters of a text, preceded by … if the text was cut."""
     text = visible(text)
     return text if len(text) <= room else "…" + text[-room:]
 
 
 def head(text: str, room: int) -> str:
-    """Return the start of a text, with … if it was cut."""
+    """Return the first `room` characters of a text, followed by … if the text was cut."""
     text = visible(text)
     return text if len(text) <= room else text[:room] + "…"
 
 
 def cut_left(text: str, room: int) -> str:
-    """Return the end of a text in `room` columns of a terminal, with … if it was cut."""
+    """Return the end of a text that fits into `room` terminal columns, preceded by … if the text was cut."""
     from rich.cells import cell_len
 
     if cell_len(text) <= room:
@@ -133,7 +133,7 @@ def cut_left(text: str, room: int) -> str:
 
 
 def cut_right(text: str, room: int) -> str:
-    """Return the start of a text in `room` columns of a terminal, with … if it was cut."""
+    """Return the start of a text that fits into `room` terminal columns, followed by … if the text was cut."""
     return cut_left(text[::-1], room)[::-1]
 
 
@@ -235,7 +235,7 @@ def duration(seconds: float) -> str:
 
 
 def letter(place: int) -> str:
-    """Return the mark of a pattern beside triggers: a, b, … z, then numbers."""
+    """Return the letter that marks the triggers of a pattern: a, b, … z, then (26), (27), …"""
     return ascii_lowercase[place] if place < len(ascii_lowercase) else f"({place})"
 
 
