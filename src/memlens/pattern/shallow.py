@@ -119,7 +119,7 @@ class Texts:
         own = own.join(read_prefix_words(index, matched.sentences, matched.positions, words))
         sample = read_prefix_words(index, *sample_prefixes(index, settings.background, settings.seed), words)
         last = np.concatenate([own.last, sample.last])
-        spelled, names = number_features(words, last, index.vocabulary, _token_classes(index))
+        spelled, names = number_features(words, last, index.vocabulary, token_classes(index))
         return cls(words, own, matched, sample, spelled, names, Background.of(sample, spelled))
 
     def content_words(self) -> set[int]:
@@ -134,7 +134,7 @@ class Texts:
         return {number for number, text in long if any(map(str.isalpha, text))} - function
 
 
-def _token_classes(index: Index) -> NDArray[np.int32]:
+def token_classes(index: Index) -> NDArray[np.int32]:
     """Return the classes of all tokens, -1 for none. [grains, vocabulary], or no grains without `memlens values`."""
     if not index.has("tokens"):
         return np.zeros((0, len(index.vocabulary)), np.int32)
