@@ -11,13 +11,17 @@ import hashlib
 import json
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+import pytest
 
 LARGE = (".parquet", ".html")
 
@@ -234,3 +238,32 @@ def running() -> Iterator[Hub]:
         hub.closing.set()
         server.shutdown()
         server.server_close()
+
+
+@contextmanager
+def connected(home: Path) -> Iterator[Hub]:
+    """Run a stand-in that the Hub's client uses instead of the Hub, here and in processes started inside the block."""
+    from huggingface_hub import constants
+
+    with running() as hub, pytest.MonkeyPatch.context() as patch:
+        template = hub.address + "/{repo_id}/resolve/{revision}/{filename}"
+        patch.setattr(constants, "ENDPOINT", hub.address)
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        patch.setattr(constants, "HF_HOME", str(home))
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # Xet has another protocol for large files
+        patch.setenv("HF_TOKEN", "hf_of_the_tests")
+        patch.setenv("HF_ENDPOINT", hub.address)
+        patch.setenv("HF_HUB_DISABLE_XET", "1")
+        for module in ("utils._http", "file_download"):
+            patch.setattr(f"huggingface_hub.{module}.time", Impatient())
+        yield hub
+
+
+class Impatient:
+    """The module `time`, except that it does not wait between retries."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def sleep(self, _seconds: float) -> None:
+        pass

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 
 import memlens
-from hub_stand_in import Hub, running
+from hub_stand_in import Hub, connected
 from memlens.errors import HubError, IndexFolderError, SettingError
 from memlens.index import hub as memlens_hub
 from memlens.index.hub import Repository
@@ -27,30 +25,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    """A stand-in that the Hub's client talks to instead; its own store of large files has another protocol."""
-    from huggingface_hub import constants
-
-    with running() as started:
-        template = started.address + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "ENDPOINT", started.address)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "home"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setenv("HF_TOKEN", "hf_of_the_tests")
-        for module in ("utils._http", "file_download"):  # it waits some seconds before it asks again
-            monkeypatch.setattr(f"huggingface_hub.{module}.time", Impatient())
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with connected(tmp_path / "home") as started:
         yield started
-
-
-class Impatient:
-    """The module time, for somebody who does not wait."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
-
-    def sleep(self, _seconds: float) -> None:
-        pass
 
 
 def noted(folder: Path) -> dict[str, bytes]:
