@@ -142,7 +142,8 @@ def scan(
     if shard is not None:
         return open_shard(folder)
     index = _open_built(folder, plan)
-    index.model = memory_model if memory_model is model else None  # avoids loading the model again
+    # keep a model that the caller loaded
+    index.model = memory_model if memory_model is model else None
     return index
 
 
@@ -227,7 +228,7 @@ def chart(index: Index | Source, experiment: str) -> Any:
         return panels[0]
     config = panels[0].config
     for panel in panels:
-        panel.config = alt.Undefined  # only the combined chart may have a config
+        panel.config = alt.Undefined  # in a combined chart, only the whole may have a config
     figure = alt.hconcat(*panels)
     figure.config = config
     return figure
@@ -243,7 +244,7 @@ def push(index: Index | Source, repo: str, *, private: bool = False, progress: P
         progress: Called with the name of the step, the completed work and the total.
 
     Returns:
-        The repository, the commit, its address, and the numbers of files and bytes.
+        The repository, the commit, the address of the commit, and the numbers of files and bytes.
 
     Raises:
         HubError: The Hub cannot be reached or rejects the upload.
@@ -324,10 +325,10 @@ def patterns(
 
     Args:
         index: An Index or its folder.
-        model: The scanned model or its current location. It is needed only for `states`. None loads the model from
-            where it was scanned; if that fails, patterns are found without its states.
-        states: Run the model and also find subjects by comparing its final states at the triggers. Some subjects
-            cannot be found from the words alone.
+        model: The scanned model or its current location. Only `states` requires it. None loads the model from where it
+        was scanned. If that fails, patterns are found without states.
+        states: Run the model and also compare its final states at the triggers. This finds subjects that the words
+        alone do not show.
         progress: Called with the name of the step, the completed work and the total.
         **options: Fields of PatternSettings: top, rate, background, seed.
 
@@ -355,7 +356,7 @@ def _model_of_states(index: Index, model: MemoryModel | Source | None) -> Memory
         return index.load_model(_model_or_name(model))
     try:
         return index.model or index.load_model()
-    except MemlensError:  # the model is not on this machine
+    except MemlensError:  # the model is not available on this machine
         return None
 
 
@@ -568,7 +569,7 @@ def folder_of(out: Source) -> Path:
 
 
 def corpus_settings(corpus: Source | Sequence[Source], **options: Any) -> CorpusSettings:
-    """Return the settings of a corpus with one or more sources."""
+    """Return the settings of a corpus that has one or more sources."""
     sources = [corpus] if isinstance(corpus, (str, os.PathLike)) else list(corpus)
     return CorpusSettings(tuple(os.fspath(source) for source in sources), **options)
 
@@ -591,7 +592,7 @@ def _threads(run: RunSettings) -> int:
 
 
 def _open_current(index: Index | Source) -> Index:
-    """Open an index. If it is open already, reload it to read the tables that are now on disk."""
+    """Open the folder of an index, or reload an open index to read the tables that are now on disk."""
     index = open_index(index)
     if index is index:
         index.reload()

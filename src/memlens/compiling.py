@@ -1,9 +1,9 @@
-"""Compiled loops, the cache folder for their machine code, and sorting inside loops.
+"""Compiled functions, the cache folder for their machine code, and a sort for use in compiled functions.
 
-numba recompiles a function if the file that defines it changes, but not if other files change whose functions and
-constants are compiled into it. The cache folder is therefore named after a hash of all files of memlens that contain
-compiled functions: $NUMBA_CACHE_DIR/memlens-HASH if that variable is set, otherwise ~/.cache/memlens/numba/HASH. If the
-home folder is not writable, a folder in the system's temporary folder is used.
+numba recompiles a function if its own file changes, but not if it calls a compiled function of another file that
+changes. The name of the cache folder therefore contains a hash of all memlens files with compiled functions:
+$NUMBA_CACHE_DIR/memlens-HASH if that variable is set, otherwise ~/.cache/memlens/numba/HASH. If the home folder is not
+writable, a folder in the system's temporary folder is used.
 
 A process that finds no cached machine code compiles the functions itself. The driver of a scan compiles them before it
 starts workers (`memlens.scanner.kernels.warm_up`), so that the workers only load the machine code.
@@ -25,9 +25,9 @@ from numba.extending import overload, register_jitable
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile a function that Python code calls. Each new combination of argument types compiles it once.
+    """Decorate a function to be compiled when Python calls it, once per combination of argument types.
 
-    Machine code is loaded from the cache folder if possible. It releases the GIL while it runs. An array's dtype and
+    Machine code is loaded from the cache folder if possible. Compiled functions release the GIL. An array's dtype and
     memory layout are part of its type, so always pass the same dtype in C order. Use `compiled_part` for helpers that
     only compiled functions call.
     """
@@ -35,7 +35,7 @@ def compiled(function: Callable[..., Any]) -> Any:
     config.CACHE_DIR = str(cache_folder() or before)
     try:
         loop = njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # numba found no folder that it can write to
+    except RuntimeError:  # numba cannot write to any cache folder
         loop = njit(nogil=True)(function)
     finally:
         config.CACHE_DIR = before
@@ -44,7 +44,7 @@ def compiled(function: Callable[..., Any]) -> Any:
     def call(*arguments: Any) -> Any:
         try:
             return loop(*arguments)
-        except (EOFError, UnpicklingError, OSError):  # a damaged cache file, or no space for a new one
+        except (EOFError, UnpicklingError, OSError):  # the cache file is damaged, or the disk is full
             for file in Path(loop.stats.cache_path).glob("*.nb[ci]"):
                 with suppress(OSError):
                     file.unlink()
@@ -61,7 +61,7 @@ compiled_part = register_jitable
 
 @cache
 def cache_folder() -> Path | None:
-    """Return the cache folder for the machine code of these sources, or None if no folder is writable."""
+    """Return the cache folder for this version of the compiled functions, or None if no folder is writable."""
     sources = [path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py"))]
     version = hashlib.sha256(b"".join(source for source in sources if b"memlens.compiling import" in source))
     name = version.hexdigest()[:16]
@@ -69,7 +69,7 @@ def cache_folder() -> Path | None:
         return _make_private(Path(os.environ["NUMBA_CACHE_DIR"], f"memlens-{name}"))
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))
     temporary = Path(tempfile.gettempdir(), f"memlens-{os.getuid()}")
-    with suppress(RuntimeError):  # the home folder is unknown
+    with suppress(RuntimeError):  # Path.home() fails if the user has no home folder
         root = root if root.is_absolute() else Path.home() / ".cache"
         if folder := _make_private(root / "memlens" / "numba" / name):
             return folder
@@ -109,7 +109,7 @@ def sort_(keys: Any, count: int) -> None:
 
 @compiled_part
 def sort_with_(keys: Any, others: Any, count: int) -> None:
-    """Sort the first `count` keys in ascending order, and move the entries of `others` along with their keys."""
+    """Sort the first `count` keys in ascending order, and reorder `others` in the same way."""
     for gap in _GAPS:
         for i in range(gap, count):
             key, other, place = keys[i], others[i], i

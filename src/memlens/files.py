@@ -49,7 +49,7 @@ _ADVICE = {
 }
 
 _MAKE_AGAIN = "start over with --fresh"
-_JSON_LIMIT = 256 << 20  # maximum bytes, far more than a manifest or plan needs
+_JSON_LIMIT = 256 << 20  # limit for the size of JSON documents, far above that of a manifest or plan
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def explain_os_errors(path: Path) -> Iterator[None]:
     except MemlensError:
         raise
     except OSError as error:
-        # Some libraries drop the error number and keep only a message.
+        # Some libraries raise an OSError that has a message but no error number.
         advice = _ADVICE.get(error.errno or 0, error.strerror or str(error).splitlines()[0])
         raise FilesError(f"cannot write {path}: {advice}") from error
 
@@ -99,7 +99,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_limited(path: Path, limit: int) -> bytes:
-    """Return the bytes of a file. Raises FilesError if it is larger than `limit` bytes or is not a regular file."""
+    """Return the content of a file. Raises FilesError if the file exceeds `limit` bytes or is not a regular file."""
     try:
         if path.exists() and not path.is_file():
             raise FilesError(f"{path} is not a regular file; copy its content to a file first")
@@ -112,9 +112,12 @@ def read_limited(path: Path, limit: int) -> bytes:
 
 
 def read_json(path: Path, advice: str = _MAKE_AGAIN) -> dict[str, Any]:
-    """Read a JSON object from a file. Raises FilesError. If the content is damaged, the message ends in `advice`."""
+    """Read a JSON object from a file.
+
+    Raises FilesError if that fails. The message for damaged content ends with `advice`.
+    """
     try:
-        if path.exists() and not path.is_file():  # reading a pipe might never end
+        if path.exists() and not path.is_file():  # reading from a pipe may never end
             raise FilesError(f"{path} is not a regular file; {advice}")
         if path.stat().st_size > _JSON_LIMIT:
             raise FilesError(f"{path} is damaged (larger than any file that memlens writes here); {advice}")
@@ -129,7 +132,7 @@ def read_json(path: Path, advice: str = _MAKE_AGAIN) -> dict[str, Any]:
     return content
 
 
-_SEAL = "seal"  # the checksum of the rest of the document
+_SEAL = "seal"  # key of the checksum, which covers the rest of the document
 
 
 def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
@@ -143,7 +146,7 @@ def is_sealed(content: Mapping[str, Any]) -> bool:
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """Read a document that `write_sealed` wrote. Raises FilesError if it has changed since."""
+    """Read a document that `write_sealed` wrote. Raises FilesError if the checksum does not match."""
     content = read_json(path)
     if not is_sealed(content):
         raise FilesError(f"{path} is damaged; {_MAKE_AGAIN}")
@@ -152,7 +155,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 def _seal_of(content: Mapping[str, Any]) -> str:
     body = {name: value for name, value in content.items() if name != _SEAL}
-    as_read = json.loads(json.dumps(body))  # JSON turns integer keys into strings, which are sorted differently
+    as_read = json.loads(json.dumps(body))  # JSON converts integer keys to strings, which sort differently
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
 
 
@@ -205,7 +208,7 @@ FileStamp = tuple[int, int, int, int]
 
 
 def file_stamp(path: Path) -> FileStamp | None:
-    """Return the size, times and inode of a file, or None if it does not exist. Replacing the file changes them."""
+    """Return the size, timestamps and inode of a file, or None if it does not exist. They change if it is replaced."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -276,8 +279,8 @@ def write_table(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> Fil
 def open_database(threads: int = 1) -> duckdb.DuckDBPyConnection:
     """Return an in-memory database.
 
-    With one thread, DuckDB runs in the caller's thread. A process that is forked while DuckDB's own threads run would
-    hang or crash when it closes the database.
+    With one thread, DuckDB runs in the caller's thread. If a process is forked while DuckDB's own threads run, the
+    child hangs or crashes when it closes the database.
     """
     import duckdb
 
@@ -294,7 +297,7 @@ def reader_of(path: Path) -> str:
     return f"read_parquet('{quoted}', hive_partitioning = false)"
 
 
-_HEAD = 4096  # number of leading bytes in which to look for a mark of memlens
+_HEAD = 4096  # number of bytes at the start of a file that are searched for the mark of memlens
 _KINDS = (
     (stat.S_ISLNK, "a link"),
     (stat.S_ISFIFO, "a FIFO"),
@@ -321,7 +324,8 @@ def refuse_content(path: Path, is_ours: Callable[[bytes], bool], *, force: bool 
         raise OutputError(f"{path} is a folder; name a file")
     if not force and not _is_empty_or(is_ours, path):
         raise OutputError(f"{path} was not made by memlens; name another file, or replace it with --force")
-    beside = path.with_name(path.name + ".part")  # `replacing` writes to this name, which downloads also often use
+    # the temporary name that `replacing` uses; downloads often have such names as well
+    beside = path.with_name(path.name + ".part")
     _refuse_kind(beside)
     if beside.is_dir() or not _is_empty_or(is_ours, beside):
         raise OutputError(f"{beside} exists and was not made by memlens; move it, or name another output file")
@@ -334,11 +338,11 @@ def refuse_place(path: Path) -> None:
 
 
 def refuse_inside_others(path: Path) -> None:
-    """Raise OutputError for a path that, after links and dots are resolved, is inside an index or model folder."""
+    """Raise OutputError if the path, after links and ".." are resolved, is inside an index or model folder."""
     refuse_nul(path)
     try:
         resolved = path.resolve()
-    except (OSError, RuntimeError) as error:  # caused by a loop of links
+    except (OSError, RuntimeError) as error:  # raised for symbolic links that form a loop
         raise OutputError(f"cannot write {path}: its symbolic links form a loop; choose another path") from error
     for folder in resolved.parents:
         kind = valuable_folder(folder)
@@ -354,8 +358,8 @@ def refuse_nul(path: Path) -> None:
 def prepare_output_folder(folder: Path, *, force: bool = False, replaced: Iterable[str] = ()) -> None:
     """Create a folder for output. Raises OutputError if it holds something that memlens did not make.
 
-    Entries named in `replaced` are removed in that order. If one of them is a folder, memlens must have made the output
-    folder.
+    The entries named in `replaced` are removed in this order. If one of them is a folder, OutputError is raised unless
+    memlens made the output folder.
     """
     refuse_place(folder)
     if kind := valuable_folder(folder):
@@ -372,7 +376,7 @@ def prepare_output_folder(folder: Path, *, force: bool = False, replaced: Iterab
         raise OutputError(f"cannot write {folder}: {error.strerror or error}; name another folder") from error
     if entries and not is_ours and not force:
         raise OutputError(f"{folder} holds files that memlens did not make; name another folder, or use --force")
-    for entry in entries:  # writing through a link would change a file in another folder
+    for entry in entries:  # a write through a link would change a file outside of the folder
         _refuse_kind(entry, "move it away, or name another folder")
     try:
         for entry in old:
@@ -397,7 +401,7 @@ def _refuse_kind(path: Path, advice: str = "name a regular file, or omit -o to p
 
 
 def _is_empty_or(is_ours: Callable[[bytes], bool], path: Path) -> bool:
-    """Return True if there is no such file, or it is empty or made by memlens."""
+    """Return True if the file does not exist, is empty, or was made by memlens."""
     try:
         if not path.is_file():
             return True
@@ -409,7 +413,7 @@ def _is_empty_or(is_ours: Callable[[bytes], bool], path: Path) -> bool:
 
 
 def valuable_folder(folder: Path) -> str:
-    """Return what a folder contains that output must not mix with: an index, an unfinished scan or a model, or ""."""
+    """Return "an index", "an unfinished scan" or "a model" if the folder holds one, otherwise ""."""
     if (folder / "manifest.json").is_file() and (folder / "triggers.parquet").is_file():
         return "an index"
     if (folder / "partial" / "plan.json").is_file():

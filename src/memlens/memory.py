@@ -19,7 +19,7 @@ _NAME = re.compile(r"[Ll]([0-9]{1,9})(?:([SsEe])([0-9]{1,9}))?[NnDd]([0-9]{1,9})
 _BEGINNING = re.compile(r"[Ll]([0-9]{1,9})(?:([SsEe])([0-9]{1,9}))?(?:[NnDd]([0-9]{0,9}))?")
 _EXPERT = re.compile(r"[Ll]([0-9]{1,9})([SsEe])([0-9]{1,9})")
 _LETTERS = {"dense": "", "shared": "S", "routed": "E"}
-KINDS = tuple(_LETTERS)  # kinds in the order in which a layer numbers its memories
+KINDS = tuple(_LETTERS)  # a layer numbers the memories of these kinds in this order
 _KINDS = {letter: kind for kind, letter in _LETTERS.items()}
 _ORDER = {kind: place for place, kind in enumerate(_LETTERS)}
 # Roles (see role/rules.py), each with the columns of roles.parquet that determine it. A memory with several roles is
@@ -41,14 +41,14 @@ ROLES = tuple(ROLE_NUMBERS)
 
 
 class _NamedRecord:
-    """A record that JSON represents by its name."""
+    """Base class of records that are serialized to JSON as their name."""
 
     def to_json(self) -> str:
         return str(self)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
-        from pydantic_core import core_schema  # FastAPI uses it to serialize records
+        from pydantic_core import core_schema  # FastAPI serializes records with pydantic
 
         return core_schema.is_instance_schema(cls, serialization=core_schema.to_string_ser_schema())
 
@@ -74,7 +74,7 @@ class ExpertId(_NamedRecord):
 
     @property
     def beginning(self) -> str:
-        """Return the start that the names of all its memories share: `L3N`, `L3E5N`."""
+        """Return the common prefix of the names of its memories: `L3N`, `L3E5N`."""
         return f"{self}N"
 
     @property
@@ -90,7 +90,7 @@ class ExpertId(_NamedRecord):
 class MemoryId(_NamedRecord):
     """The name of one memory: `L3N51` (or `L3D51`), `L3E5N20` in a routed expert, `L3S0N20` in a shared expert.
 
-    `memory` is counted within the expert. Tables and tensors count through all memories of a layer instead.
+    `memory` counts from 0 in each expert. In tables and tensors, the numbers run through all memories of the layer.
     MemoryNames converts between the two.
 
     Example:
@@ -134,9 +134,9 @@ class MemoryId(_NamedRecord):
 
 
 def name_beginning(text: str) -> tuple[int, str] | None:
-    """Parse the start of a name of a memory, such as L3, L3N51, L3E5 or L3E5N2.
+    """Parse an incomplete name of a memory, such as L3, L3N5, L3E5 or L3E5N2.
 
-    Returns the layer and the normalized text, or None if the text is not the start of a name.
+    Returns the layer and the normalized name, or None if no name of a memory starts with this text.
     """
     match = _BEGINNING.fullmatch(text.strip())
     if match is None:
@@ -160,12 +160,12 @@ class GroupShape:
 class MemoryNames:
     """Conversion between the names of memories and their numbers in tables and tensors.
 
-    The numbers of a layer count its dense memories first, then the shared ones, then the routed ones.
+    Within a layer, dense memories have the lowest numbers, then shared ones, then routed ones.
     """
 
     def __init__(self, layers: Mapping[int, Sequence[GroupShape]], of: str = "") -> None:
         self.layers = {layer: tuple(groups) for layer, groups in layers.items()}
-        self._of = f" of {of}" if of else ""  # suffix for messages
+        self._of = f" of {of}" if of else ""  # "" or the name of the model, for error messages
 
     def count(self, layer: int) -> int:
         """Return the number of memories of a layer."""

@@ -4,10 +4,10 @@
 its result is already complete:
 
     scan          the manifest exists and has the same plan
-    values        computed with the same number of tokens and the same reading, and the files are intact
-    patterns      computed with the same settings from the current values, and the files are intact
-    experiments   each experiment: same seed, sample and validation text, current values, intact files
-    report        always written again, because it takes only seconds
+    values the files are intact and were computed with the same number of tokens and the same reading patterns the files
+    are intact and were computed with the same settings from the current values experiments the files of each are intact
+    and were computed with the same settings from the current values report        always written again, because it
+    takes only seconds
 
 With more than one thread, patterns are computed in a second process because they use only one core. Experiments that
 do not need patterns run in this process at the same time.
@@ -75,9 +75,9 @@ class Stage:
     """The outcome of one stage."""
 
     name: str
-    outcome: str  # MADE, or KEPT if it was already complete
+    outcome: str  # MADE, or KEPT if the stage was already complete
     seconds: float = 0.0
-    made: tuple[str, ...] = ()  # experiments that were run
+    made: tuple[str, ...] = ()  # names of the experiments that were run
     skipped: tuple[tuple[str, str], ...] = ()  # experiments that cannot run on this index, with the reasons
 
 
@@ -184,7 +184,7 @@ class _Sampling:
         if self.settings.stop_words is not None:
             check_stop_words(self.settings.stop_words)
         if self.text is not None:
-            corpus_fingerprint(self.text)  # this reads the text, so a missing file is reported before the scan
+            corpus_fingerprint(self.text)  # opens the text, so that a missing file is reported before the scan
 
     def sample_of(self, experiment: Experiment) -> int | None:
         """Return the sample size of an experiment, or None for its default."""
@@ -204,7 +204,7 @@ class _Sampling:
 
 @dataclass
 class _Work:
-    """One analysis. Each stage is a method that computes whatever is not yet complete."""
+    """The work of `analyze`. Each stage is a method that computes only incomplete results."""
 
     model: MemoryModel
     folder: Path
@@ -213,7 +213,7 @@ class _Work:
     sampling: _Sampling
     progress: Progress
     made: list[str] = field(default_factory=list)  # names of the experiments that were run
-    experiment_seconds: float = 0.0  # seconds spent on experiments while patterns were computed
+    experiment_seconds: float = 0.0  # time spent on experiments while patterns were computed
     index: Index = field(init=False)
     page: Path = field(init=False)
 
@@ -229,7 +229,7 @@ class _Work:
             self.progress(stage, done, total)
 
         self.index = api.scan(self.model, out=self.folder, progress=progress, **self.scan_options)
-        return Stage("scan", MADE if reached else KEPT)  # a complete scan reports no progress
+        return Stage("scan", MADE if reached else KEPT)  # a scan that was already complete reports no progress
 
     def values(self) -> Stage:
         reading = asdict(self.reading)
@@ -265,7 +265,7 @@ class _Work:
     def _run_experiments(self, is_selected: Callable[[Experiment], bool]) -> dict[str, str]:
         """Run the selected experiments that are not complete. Returns {name: reason} for those that cannot run."""
         skipped: dict[str, str] = {}
-        pending: dict[tuple[bool, int | None], list[Experiment]] = {}  # experiments that can run together
+        pending: dict[tuple[bool, int | None], list[Experiment]] = {}  # groups of experiments that run together
         for experiment in filter(is_selected, find_experiments(["all"])):
             text = self.sampling.text if experiment.on_prefixes else None
             if (reason := experiment.obstacle(self.index)) is not None:
@@ -294,8 +294,8 @@ class _Work:
 
 
 FOLDER = "memlens-demo"
-# The demo shows the first trends of this list, starting with those that agree with the paper. If findings are missing,
-# the substitutes replace them.
+# The demo shows the first trends of this list, those that agree with the paper first. If there are too few findings,
+# the substitutes fill the list.
 TRENDS = (
     "depth",
     "settling",
@@ -307,9 +307,10 @@ TRENDS = (
     "claim-residual",
 )
 SUBSTITUTES = ("dead", "rarest", "wanted")
-HELD_OUT = f"{BUNDLED}:held-out"  # text for section 5; as in the paper, the model was not trained on it
+# text for the experiments of section 5; the model was not trained on it, as in the paper
+HELD_OUT = f"{BUNDLED}:held-out"
 READ = 200_000  # number of tokens of the bundled text to read
-PREFIXES = 1000  # number of prefixes for section 5
+PREFIXES = 1000  # number of prefixes for the experiments of section 5
 EDITED = 8  # number of memories per layer in the local-edits experiment
 
 
@@ -318,7 +319,7 @@ class SmallerSample:
     """An experiment whose sample in the demo is smaller than its default."""
 
     experiment: str
-    counts: str  # what the sample consists of, such as prefixes
+    counts: str  # what is sampled, such as "prefixes"
     here: int
     default: int
 
@@ -332,7 +333,7 @@ class Demo:
     stages: tuple[Stage, ...]
     findings: tuple[Insight, ...]
     smaller: tuple[SmallerSample, ...]
-    verdicts: dict[str, int]  # verdict -> number of the paper's claims
+    verdicts: dict[str, int]  # {verdict: number of claims of the paper}
 
 
 def demo(
@@ -368,7 +369,7 @@ def demo(
         prefixes, edited = _at_least(api.folder_of(out), prefixes, edited)
     samples = {experiment.name: edited for experiment in find_experiments(["all"]) if experiment.tokens_run}
     if (model, corpus) != (BUNDLED, BUNDLED) or "max_tokens" in options:
-        # shuffled networks take longer than everything else unless their results are shipped, as for the bundled model
+        # measuring shuffled networks dominates the time, unless their results are shipped, as for the bundled model
         options = {"null_tokens": 0, **options}
     if corpus == BUNDLED:
         options = {"validation": HELD_OUT, "max_tokens": READ, **options}
@@ -379,7 +380,7 @@ def demo(
 
 
 def _at_least(folder: Path, prefixes: int, edited: int) -> tuple[int, int]:
-    """Return these sample sizes, or those of the index in the folder where they are larger."""
+    """Return the larger of these sample sizes and those of the index in the folder."""
     if not is_complete(folder):
         return prefixes, edited
     manifest, experiments = open_index(folder).manifest, find_experiments(["all"])
@@ -402,10 +403,11 @@ def _load(model: Any) -> MemoryModel:
 
 
 def _select_findings(index: Index, model: MemoryModel) -> list[Insight]:
-    """Return five findings: a memory with a topic, the memory that predictions need most, and three trends."""
+    """Return five findings: on a memory with a topic, on the memory that predictions need most, and on three trends."""
     insight = most_needed(Material(index), model)
     insights = [*find(index, "memory"), *([insight] if insight else find(index, "right"))]
-    trends = sorted(find(index, *TRENDS), key=lambda trend: trend.verdict != APPEARS)  # the sort is stable
+    # a stable sort keeps the order of TRENDS
+    trends = sorted(find(index, *TRENDS), key=lambda trend: trend.verdict != APPEARS)
     return [*insights, *trends[:3], *find(index, *SUBSTITUTES)][:5]
 
 
@@ -481,7 +483,7 @@ def repair(
 def _experiments_of(manifest: Manifest, files: Sequence[str]) -> list[str]:
     """Return the names of the experiments that wrote these files.
 
-    If tables of the pass over prefixes are among the files, the result includes an experiment that repeats the pass.
+    If the files include tables of the pass over prefixes, the result includes an experiment that repeats this pass.
     """
     tables = {file.removesuffix(".parquet") for file in files}
     known = (*ALL_EXPERIMENTS.values(), NULL)

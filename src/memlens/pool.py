@@ -1,4 +1,4 @@
-"""One ordered map over items with three backends: this process, local worker processes (loky), or a Ray cluster.
+"""An ordered map over items with three backends: this process, local worker processes (loky), or a Ray cluster.
 
     for result in pool.map(function, items):
         ...
@@ -6,9 +6,9 @@
 1. `function(value, item)` is called once per item. `value` is an object that every worker needs, such as the model.
    A `Source` provides the object itself for this process and a picklable loader for workers.
 2. Results are in the order of the items. Only a few items and results are in memory at a time.
-3. A map starts its workers and ends them. If a worker dies, its item is retried up to RETRIES times.
-4. An exception of memlens.errors in a worker is raised here unchanged. Any other exception is a bug. It is raised as a
-   RuntimeError with the worker's traceback.
+3. A map starts workers and ends them when it is complete. If a worker dies, its item is retried up to RETRIES times.
+4. If a worker raises an exception of memlens.errors, the map raises it unchanged. Any other exception is a bug, and the
+map raises a RuntimeError that contains the worker's traceback.
 5. Workers ignore SIGINT and SIGTERM, which the driver handles, and exit within a second if the driver dies.
 
 Functions and items must be picklable. A result must depend on the function, the value and the item only, so that it is
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-RETRIES = 3  # maximum number of retries for an item whose worker died, and for starting workers
+RETRIES = 3  # maximum number of retries of an item whose worker died, and of starting workers
 POLL_SECONDS = 0.2  # time between checks for a stop request
 AHEAD = 2  # number of items per worker that are in memory at a time
-AGENT_SECONDS = 2.0  # time limit for a check of Ray's agents
-CHECK_SECONDS = 0.5  # time between checks of Ray's agents; Ray ends a process within seconds of losing them
+AGENT_SECONDS = 2.0  # time limit for checking Ray's agents
+CHECK_SECONDS = 0.5  # time between checks of Ray's agents; without its agents, Ray ends this process within seconds
 CONNECT_SECONDS = 30.0  # time limit for connecting to an existing Ray cluster
 START_SECONDS = 300.0  # time limit for the start of the first Ray worker
 
@@ -97,7 +97,7 @@ class PickledSource:
 
         try:
             return None if copy else _Unpickler(cloudpickle.dumps(self.value))
-        except Exception:  # pickling may raise any exception
+        except Exception:  # cloudpickle may raise any exception
             return None
 
 
@@ -142,14 +142,14 @@ class Worker:
         self.value: Any = None
 
     def start(self, order: bytes) -> tuple[Any, ...]:
-        """Load the value."""
+        """Load the value. Returns a reply without content, or a description of the error."""
         try:
             loader, function = pickle.loads(order)
             self.value = loader(self.number)
         except Exception as error:
             return _NO_VALUE, *_describe_error(error)
         self.function = function
-        gc.freeze()  # garbage collections skip the objects of libraries
+        gc.freeze()  # exclude the objects of imported libraries from garbage collection
         return (_RESULT, None)
 
     def apply(self, item: Any) -> tuple[Any, ...]:
@@ -157,7 +157,7 @@ class Worker:
         assert self.function is not None, "start() comes first"
         try:
             return _RESULT, self.function(self.value, item)
-        except BaseException as error:  # a panic of a Rust library is not an Exception
+        except BaseException as error:  # panics of Rust libraries derive from BaseException
             return _describe_error(error)
 
 
@@ -188,7 +188,7 @@ _order = b""
 
 
 def _initialize(driver: int, order: bytes) -> None:
-    """Prepare a loky worker. It loads the value with the first item, because this function must run before torch."""
+    """Prepare a loky worker. This runs before torch is imported, so the value is loaded later, with the first item."""
     global _order, _worker
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -198,7 +198,7 @@ def _initialize(driver: int, order: bytes) -> None:
         os.dup2(null_device.fileno(), 1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     prepare_process()
-    count = current_process().name.rpartition("-")[2]  # loky names workers like LokyProcess-1
+    count = current_process().name.rpartition("-")[2]  # loky names workers LokyProcess-1, LokyProcess-2, ...
     _worker, _order = Worker(int(count) if count.isdecimal() else 0), order
 
 
@@ -221,7 +221,7 @@ class _Task:
     """An item in flight."""
 
     item: Any
-    future: Future[tuple[Any, ...]] | None = None  # the call on a loky worker
+    future: Future[tuple[Any, ...]] | None = None  # pending call on a loky worker
     reply: tuple[Any, ...] | None = None  # the reply of a Ray worker
     deaths: int = 0  # number of workers that died while the item was assigned to them
 
@@ -272,7 +272,7 @@ class ProcessPool:
                         task.future = task.future or executor.submit(_apply, task.item)
                     kind, *content = self._wait(tasks[0])
                 except TerminatedWorkerError as error:
-                    self.check_stop()  # the signal that killed the workers may also stop this process
+                    self.check_stop()  # the signal that killed the workers may also have been sent to this process
                     _stop_executor(executor)
                     executor = None
                     for task in tasks:
@@ -392,7 +392,7 @@ class _Actor:
     """The driver's record of a Ray worker."""
 
     handle: Any
-    starting: Any  # the call that loads the value; None after it has returned
+    starting: Any  # pending call that loads the value; None after it has returned
     has_copy: bool = False
     calls: dict[Any, _Task] = field(default_factory=dict)
 
@@ -401,8 +401,8 @@ class RayPool:
     """Workers on the nodes of a Ray cluster.
 
     Each node loads the value from its source. Nodes that cannot load it receive a copy through the object store. The
-    connection lasts for one map: Ray ends a process whose agents are gone, and a driver that computes between two maps
-    would not notice in time.
+    connection is closed after each map. Otherwise Ray would end this process if an agent died between two maps, when
+    the driver does not check its agents.
     """
 
     def __init__(
@@ -452,7 +452,8 @@ class _RayMap:
         self.actors: list[_Actor] = []
         self.tasks: deque[_Task] = deque()
         self.unassigned: deque[_Task] = deque()
-        self.orders: dict[bool, Any] = {}  # loaders in the object store, by whether they contain a copy of the value
+        # references to the loader in the object store; the key is True if the loader contains a copy of the value
+        self.orders: dict[bool, Any] = {}
         self.lost_starts = 0
         self.last_ready = self.last_check = time.monotonic()
 
@@ -488,7 +489,7 @@ class _RayMap:
         return self.orders[copy]
 
     def _receive(self) -> None:
-        """Wait a moment for replies and handle them."""
+        """Wait up to POLL_SECONDS for replies and handle them."""
         by_call = {call: actor for actor in self.actors for call in actor.calls}
         by_call |= {actor.starting: actor for actor in self.actors if actor.starting is not None}
         ready, _ = self.ray.wait(list(by_call), num_returns=len(by_call), timeout=POLL_SECONDS)
@@ -497,7 +498,7 @@ class _RayMap:
             check_agents(self.ray)
             self.last_check = now
         for call in ready:
-            if by_call[call] in self.actors:  # otherwise an earlier call has shown that the worker is lost
+            if by_call[call] in self.actors:  # skip replies of workers that were lost in an earlier iteration
                 self._handle(by_call[call], call)
         if any(actor.starting is None for actor in self.actors):
             self.last_ready = now
@@ -543,7 +544,7 @@ class _RayMap:
         self.unassigned.extendleft(reversed(actor.calls.values()))
 
     def stop(self) -> None:
-        """End the workers. The workers of a lost agent end by themselves."""
+        """End the workers. Workers whose agent is lost end by themselves."""
         if not _lost_agent(self.ray):
             for actor in self.actors:
                 self.ray.kill(actor.handle)
@@ -579,7 +580,7 @@ def connect_ray(address: str | None, check_stop: Callable[[], None] = lambda: No
         _wait_for_cluster(address, check_stop)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=True)
-    except Exception as error:  # an agent that ends during startup causes many kinds of errors
+    except Exception as error:  # if an agent ends during startup, Ray may raise many types of exceptions
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         place = "no Ray cluster can be started here" if address == "local" else f"cannot connect to Ray at {address}"
         advice = "run the same command again" if address == "local" else "check --ray-address"
@@ -589,7 +590,7 @@ def connect_ray(address: str | None, check_stop: Callable[[], None] = lambda: No
     except OSError as error:  # a call failed ("Broken pipe") before Ray noticed that the agent was gone
         raise _agent_error(_lost_agent(ray) or "connection") from error
     finally:
-        if _lost_agent(ray):  # shutdown() would wait for the agent until Ray ends this process with exit code 1
+        if _lost_agent(ray):  # shutdown() would wait for the lost agent until Ray ends this process with exit code 1
             atexit.unregister(ray.shutdown)
         else:
             with suppress(OSError):
@@ -597,10 +598,10 @@ def connect_ray(address: str | None, check_stop: Callable[[], None] = lambda: No
 
 
 def _wait_for_cluster(address: str, check_stop: Callable[[], None]) -> None:
-    """Wait until the head of a cluster accepts connections. Ray itself would wait for minutes without a message."""
+    """Wait until the head node accepts connections. Ray itself would wait for minutes without a message."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdecimal():
-        return  # "auto", or an address that ray.init rejects
+        return  # the address is "auto" or invalid; ray.init handles both
     deadline, is_first = time.monotonic() + CONNECT_SECONDS, True
     while True:
         try:
@@ -630,7 +631,7 @@ def ensure_ray_token() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
             pass
-    except (OSError, RuntimeError):  # the home folder cannot be written to, or does not exist
+    except (OSError, RuntimeError):  # the home folder is read-only or missing
         os.environ["RAY_AUTH_TOKEN"] = uuid4().hex
 
 
@@ -647,9 +648,9 @@ def _agent_error(agent: str) -> RayAgentError:
 
 
 def _lost_agent(ray: Any) -> str:
-    """Return the name of a Ray agent that this process needs but that no longer listens, or an empty string."""
+    """Return the name of a required Ray agent that no longer accepts connections, or an empty string."""
     node = getattr(ray._private.worker, "_global_node", None)
-    if node is None:  # not connected, or connected through Ray Client, which has no agent on this machine
+    if node is None:  # Ray is not connected, or uses Ray Client, which has no agent on this machine
         return ""
     host, _, port = str(node.gcs_address).rpartition(":")
     for name, family, address in (
@@ -663,5 +664,5 @@ def _lost_agent(ray: Any) -> str:
             except (ConnectionRefusedError, FileNotFoundError):
                 return name
             except OSError:
-                continue  # the agent may only be busy or far away
+                continue  # the agent may be busy or on a slow network
     return ""

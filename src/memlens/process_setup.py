@@ -1,4 +1,4 @@
-"""Settings of processes that memlens starts: commands and workers.
+"""Settings of the processes that memlens starts: commands and workers.
 
 A process that imports memlens as a library keeps its own settings.
 """
@@ -7,7 +7,7 @@ import ctypes
 import gc
 import os
 
-_OBJECTS = 50_000  # new objects between garbage collections; this saves 6% of the time to load torch and a model
+_OBJECTS = 50_000  # number of new objects between garbage collections; saves 6% of the time to load torch and a model
 # Parameters of mallopt, under the names of their environment variables.
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_ARENA_MAX": -8}
 # A command keeps freed memory. Otherwise, the system would clear each page again before reuse, which takes 12% of the
@@ -24,7 +24,7 @@ def prepare_process(*, is_server: bool = False) -> None:
     Call this before torch and numpy are imported. It changes environment variables.
     """
     gc.set_threshold(_OBJECTS)
-    # with one thread, the last bits of numpy's matrix products do not depend on the number of cores
+    # with one BLAS thread, the last bits of numpy's matrix products do not depend on the number of cores
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # By default, OpenMP threads spin for milliseconds after every product, which halves the speed on a busy machine.
     # 10,000 spins (50 microseconds) bridge the gap to the next product of the same layer.

@@ -1,4 +1,5 @@
-"""Settings of the corpus, the scan and every later stage: one dataclass each, with default, limits and help per field.
+"""Settings of the corpus, the scan and every later stage: one dataclass each. Fields have a default, limits and a help
+text.
 
     @dataclass(frozen=True)
     class ValueSettings(Settings):
@@ -17,11 +18,11 @@ from typing import Any, get_args, get_type_hints
 
 from memlens.errors import SettingError, UnknownName
 
-# Groups of options in the help
+# Headings of groups of options in `--help`
 KEPT, TEXT, RUN = "What to keep", "Text", "Execution"
 SCALE = "Scale: processes, machines, large models"
 
-MOST_TRIGGERS = 64  # maximum number of triggers per memory for patterns, which store a set of triggers in 64 bits
+MOST_TRIGGERS = 64  # maximum number of triggers per memory in pattern search, which stores a set of triggers in 64 bits
 MOST_SEED = 2**31 - 1
 MOST_SAMPLE = 10**9
 
@@ -62,7 +63,7 @@ _TYPES = {int: (Integral, "a whole number"), float: (Real, "a number"), str: (st
 
 
 class Settings:
-    """A base class for settings that checks the type, the limits and the choices of every field."""
+    """Base class of settings. It checks the type, the limits and the choices of every field."""
 
     def __post_init__(self) -> None:
         self.check_fields()
@@ -192,10 +193,10 @@ class ScanRunSettings(RunSettings):
 
 @dataclass(frozen=True)
 class ValueSettings(Settings):
-    """Settings of values.
+    """Settings of the values stage.
 
-    If `reading` is None, it is "raw" for a scan with a preset of the paper and otherwise "folded" if the model has a
-    final norm.
+    By default, `reading` is "raw" if the scan used a preset of the paper or if the model has no final norm, and
+    "folded" otherwise.
     """
 
     top: int = option(
@@ -215,7 +216,7 @@ class ValueSettings(Settings):
 
 @dataclass(frozen=True)
 class PatternSettings(Settings):
-    """Settings of patterns."""
+    """Settings of the patterns stage."""
 
     top: int = option(25, "Number of triggers per memory to search for patterns, 3 to 64.", metavar="N")
     rate: float = option(0.01, "False discovery rate among reported patterns.", metavar="RATE")
@@ -235,7 +236,7 @@ class PatternSettings(Settings):
 
 @dataclass(frozen=True)
 class RoleSettings(Settings):
-    """Settings of roles."""
+    """Settings of the roles stage."""
 
     rate: float = option(0.01, "False discovery rate among memories with a role.", metavar="RATE")
     seed: int = option(
@@ -282,7 +283,7 @@ class SampleSettings(Settings):
 
 @dataclass(frozen=True)
 class LiveSettings(Settings):
-    """Limits of live requests to a workbench. Live requests are computed one at a time."""
+    """Limits of requests that run the model in the workbench. They are computed one at a time."""
 
     waiting: int = option(
         4, "Maximum number of live requests that wait; more are rejected.", metavar="N", minimum=0, maximum=1000
@@ -334,7 +335,7 @@ class ProbeSettings(Settings):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The numbers of memories in ascending order. Empty if `k` is invalid."""
+        """Numbers of memories in ascending order, or an empty tuple if `k` is invalid."""
         parts = [part.strip() for part in self.k.split(",")]
         is_valid = all(_is_number(part) and int(part) > 0 for part in parts)
         return tuple(sorted({int(part) for part in parts})) if is_valid else ()
@@ -416,12 +417,12 @@ class CorpusSettings(Settings):
         return int(match[1]) if match else None
 
 
-WINDOW = 4096  # number of sentences that are sorted by length together; also the row group size of corpus.parquet
+WINDOW = 4096  # number of sentences in a window, which is sorted by length, and in a row group of corpus.parquet
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # As described in the paper: every prefix of every sentence, including repetitions
+    # The method as described in the paper: every prefix of every sentence, including repetitions
     "paper": {"per_sentence": "all", "dedup": "none"},
-    # As in the program that the authors released
+    # The method of the program that the authors released
     "released": {"per_sentence": "best", "dedup": "none", "bos_prefix": True, "whole_sentence": False},
 }
 
@@ -492,8 +493,8 @@ class ScanSettings(Settings):
     )
     bos_prefix: bool = False  # True if BOS alone is a prefix (position -1)
     whole_sentence: bool = True  # True if the whole sentence is a prefix
-    threads: int = option(1, minimum=1, maximum=512)  # recorded, because it affects the last bits
-    sample_every: int = option(64, minimum=1, maximum=2**31 - 1)  # histograms sample one prefix in N
+    threads: int = option(1, minimum=1, maximum=512)  # recorded because it affects the last bits of results
+    sample_every: int = option(64, minimum=1, maximum=2**31 - 1)  # histograms use every Nth prefix
 
     def __post_init__(self) -> None:
         self.check_fields()

@@ -72,7 +72,7 @@ def stop_on_signal() -> Iterator[Stopper]:
         yield stopper
 
 
-_received: list[int] = []  # the signal that this command received, if any
+_received: list[int] = []  # at most one entry: the signal that this command received
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def interruptible() -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            if _received:  # a library turned the signal into its own exception
+            if _received:  # a library replaced our exception with its own
                 raise _KINDS[_received[0]] from error
             raise
         finally:

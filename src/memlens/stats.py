@@ -25,15 +25,15 @@ from numpy.typing import NDArray
 Interval = tuple[float | None, float | None]
 
 RESAMPLES = 1000
-FEW = 30  # with fewer observations, the interval of a mean is Student's
+FEW = 30  # with fewer observations, Student's t gives the interval of a mean
 Z = 1.959964  # quantile of a two-sided 95% interval
 ONE_SIDED = 1.645  # quantile of a one-sided 95% bound
 _TAIL = 0.025
-_DRAWN_AT_ONCE = 1 << 21  # maximum number of random numbers to draw at once
+_DRAWN_AT_ONCE = 1 << 21  # maximum number of random numbers in memory at once
 
 
 class Estimate(NamedTuple):
-    """A number and the ends of its interval. For numbers from the paper, all three are equal."""
+    """A number with the bounds of its interval. Numbers from the paper have no interval, so all three are equal."""
 
     value: float
     low: float
@@ -72,7 +72,7 @@ def binomial_tail(k: Any, t: Any, f: Any) -> NDArray[np.float64]:
     """Return P(X >= k) for X ~ Binomial(t, f), elementwise.
 
     This is the probability that at least k of a memory's t triggers share a feature that a random prefix has with
-    probability f. If f differs between triggers, their mean gives an upper bound.
+    probability f. If f differs between triggers, the mean of f gives an upper bound.
     """
     from scipy.special import bdtrc
 
@@ -97,8 +97,8 @@ def decoy_q_values(numbers: NDArray[Any], decoys: NDArray[Any]) -> NDArray[np.fl
     """Return the lowest false discovery rate at which each number is accepted, estimated from decoys.
 
     Decoys are numbers drawn under the null hypothesis. The rate at a threshold is the number of false positives that
-    the decoys predict, divided by the count of `numbers` at or above the threshold. One decoy is added to those at or
-    above it (Barber and Candès, https://doi.org/10.1214/15-AOS1337).
+    the decoys predict, divided by the count of `numbers` at or above the threshold. The number of decoys at or above
+    the threshold is increased by one (Barber and Candès, https://doi.org/10.1214/15-AOS1337).
 
     Raises:
         ValueError: A number is NaN.
@@ -140,7 +140,7 @@ def wilson(hits: float, total: float, z: float = Z) -> tuple[float, float]:
     spread = z * sqrt(share * (1 - share) / total + z * z / (4 * total * total))
     scale = 1 + z * z / total
     low, high = (center - spread) / scale, (center + spread) / scale
-    return max(0.0, min(low, share)), min(1.0, max(high, share))  # keep the share inside despite rounding
+    return max(0.0, min(low, share)), min(1.0, max(high, share))  # rounding must not exclude the share itself
 
 
 def paired_interval(first: NDArray[np.bool_], second: NDArray[np.bool_], comparisons: int = 1) -> Interval:
@@ -154,7 +154,7 @@ def paired_interval(first: NDArray[np.bool_], second: NDArray[np.bool_], compari
 
 
 def mean_interval(numbers: NDArray[Any], random: np.random.Generator) -> Interval:
-    """Return the interval of the mean of numbers [n], or (None, None) for fewer than two or only equal numbers."""
+    """Return the interval of the mean of numbers [n], or (None, None) if there are fewer than two or all are equal."""
     count = len(numbers)
     if count < 2:
         return None, None
@@ -200,10 +200,10 @@ def ratio_estimate(
     random: np.random.Generator,
     bounds: tuple[float, float] | None = (0.0, 1.0),
 ) -> Estimate | None:
-    """Return sum(parts) / sum(wholes) over observations [n], or None if its error is unknown.
+    """Return sum(parts) / sum(wholes) over observations [n] with its interval, or None if the interval is unknown.
 
     If all observations have the same ratio, the interval is Wilson's, scaled to the `bounds` of the ratio. Without
-    bounds, the error is then unknown.
+    `bounds`, the interval is then unknown.
     """
     whole, count = float(np.sum(wholes)), int(np.count_nonzero(wholes))
     if count < 2:
@@ -235,7 +235,7 @@ def median_interval(numbers: NDArray[Any]) -> Interval:
     ascending = np.sort(np.asarray(numbers, np.float64))
 
     def coverage(place: int) -> float:
-        """Return the probability that the median is between the place-th smallest and largest number."""
+        """Return the probability that the median lies between the place-th smallest and the place-th largest number."""
         return float(1 - 2 * bdtr(place - 1, count, 0.5))
 
     place = 1
@@ -261,9 +261,9 @@ def contrast(weights: Sequence[float], estimates: Sequence[Estimate]) -> Estimat
 
 
 def slope_weights(places: Sequence[float], sizes: Sequence[float] | None = None) -> list[float]:
-    """Return weights such that the weighted sum of numbers at these places is the slope of their regression line.
+    """Return the weights with which numbers at these places sum to the slope of their regression line.
 
-    `sizes` are the weights of the places in the regression.
+    `sizes` are the weights of the points in the regression.
     """
     x, w = np.asarray(places, np.float64), np.ones(len(places)) if sizes is None else np.asarray(sizes, np.float64)
     deviations = w * (x - (w * x).sum() / w.sum())
@@ -298,7 +298,7 @@ def roc_estimate(ones: NDArray[Any], others: NDArray[Any]) -> Estimate:
         variance = a * (1 - a) * (1 + n * (1 - a) / (2 - a) + n * a / (1 + a)) / pairs
         return (area - a) ** 2 - Z**2 * variance
 
-    tiny = 1e-12  # the excess is also 0 at a = A = 0 and a = A = 1
+    tiny = 1e-12  # the excess also has roots at a = A = 0 and a = A = 1
     low = 0.0 if area < tiny else float(brentq(excess, 0, area - tiny))
     high = 1.0 if area > 1 - tiny else float(brentq(excess, area + tiny, 1))
     return Estimate(area, low, high)

@@ -5,8 +5,8 @@
     save_tiny(folder, "gpt2")                     # a checkpoint folder for load()
 
 `tiny_model` builds selected families and mixtures of experts. Their sizes are unusual on purpose (3 layers, width 24,
-40 memories, 97 tokens), and all weights, biases and gains are random and large, so a transposed matrix, a missing bias
-or a misread gain changes the numbers.
+40 memories, 97 tokens), and all weights, biases and gains are random and large, so that a transposed matrix, a missing
+bias or a misread gain changes the results.
 
     types = causal_types()                        # "gpt2", "llama", ...
     types = composite_types()                     # "llava", "qwen2_vl", ...: multimodal models
@@ -79,7 +79,7 @@ _EXPERTS = _GROUPED | {"num_experts_per_tok": 2, "num_local_experts": 5, "num_ex
 _MIXTURES: dict[str, dict[str, Any]] = {
     "mixtral": _EXPERTS | {"intermediate_size": 20},
     "qwen2_moe": _EXPERTS
-    | {"moe_intermediate_size": 20, "shared_expert_intermediate_size": 12, "mlp_only_layers": [1]},  # dense in layer 1
+    | {"moe_intermediate_size": 20, "shared_expert_intermediate_size": 12, "mlp_only_layers": [1]},  # layer 1 is dense
     "qwen3_moe": _EXPERTS | {"moe_intermediate_size": 20},
     "olmoe": _EXPERTS | {"intermediate_size": 20},
     "gpt_oss": _EXPERTS | {"intermediate_size": 20, "sliding_window": 5, "rope_parameters": {"rope_type": "default"}},
@@ -123,14 +123,14 @@ def tiny_model(family: str, seed: int = 0, **overrides: Any) -> Any:
     settings = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": None}
     config = AutoConfig.for_model(family, **(settings | (_SETTINGS | _MIXTURES)[family] | overrides))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # some types initialize vectors randomly (the sinks of gpt-oss)
+        torch.manual_seed(seed)  # some model types initialize vectors randomly (gpt-oss: its attention sinks)
         network = AutoModelForCausalLM.from_config(config)
     randomize(network, seed)
     return network.eval()
 
 
 def randomize(network: Any, seed: int = 0) -> None:
-    """Set large random weights: matrices that roughly preserve the norm of a state, and vectors shifted at random."""
+    """Set large random weights. Matrices roughly preserve the norm of a state, and vectors are shifted at random."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -189,7 +189,7 @@ class Sizes:
     key_heads: int = 2
     head_width: int = 8
     experts: int = 4
-    tied: bool | None = None  # whether embeddings are tied; None for the default of the type
+    tied: bool | None = None  # True if embeddings are tied; None for the default of the model type
 
     @property
     def mamba_head_width(self) -> int:
@@ -202,7 +202,7 @@ TYPE_VOCABULARY, TYPE_CONTEXT, _SCALE = 97, 64, 0.7
 
 
 def _patterns(sizes: Sizes) -> tuple[tuple[str, Any], ...]:
-    """Return pairs (pattern, value). The first pattern that matches the full name of a setting gives its value."""
+    """Return pairs (pattern, value). A setting gets the value of the first pattern that matches its full name."""
     return (
         (r"pad_token_id", 0),
         (r"(bos|sep|cls|mask|unk|decoder_start)_token_id", 1),
@@ -237,7 +237,7 @@ def _patterns(sizes: Sizes) -> tuple[tuple[str, Any], ...]:
 
 
 def _extra_settings(model_type: str, sizes: Sizes) -> dict[str, Any]:
-    """Return settings that a type needs in addition to those that match a pattern."""
+    """Return settings that a model type needs in addition to those that match a pattern."""
     mamba = {"mamba_n_heads": sizes.heads, "mamba_d_head": sizes.mamba_head_width}
     sections = [sizes.head_width // 4, sizes.head_width // 8, sizes.head_width // 8]
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0, "mrope_section": sections}
@@ -276,7 +276,7 @@ def _extra_settings(model_type: str, sizes: Sizes) -> dict[str, Any]:
 
 
 class NotBuildable(Exception):  # noqa: N818
-    """No tiny network of this type can be built. The message is one line."""
+    """No tiny network of this type can be built. The one-line message gives the reason."""
 
 
 def causal_types() -> tuple[str, ...]:
@@ -296,7 +296,7 @@ def composite_types() -> tuple[str, ...]:
 def kinds_of_memories(
     model_type: str, sizes: Sizes = USUAL_SIZES, seed: int = 0
 ) -> set[str] | UnsupportedModel | NotBuildable:
-    """Return the kinds of memories in a tiny network of a type, or the error that explains why there are none."""
+    """Return the kinds of memories in a tiny network of a type, or the error that states why it has none."""
     try:
         try:
             model = load(tiny_network(model_type, seed, sizes))
@@ -368,6 +368,6 @@ def _reduce(config: Any, sizes: Sizes) -> dict[str, Any]:
             matches = [replacement for pattern, replacement in patterns if re.fullmatch(pattern, name)]
             if matches:
                 small[name] = matches[0]
-    if "kv_lora_rank" in small:  # latent attention needs as many key heads as query heads
+    if "kv_lora_rank" in small:  # latent attention has as many key heads as query heads
         small["num_key_value_heads"] = sizes.heads
     return small

@@ -1,7 +1,7 @@
 """Formatting of tokens, texts, numbers, durations and tables for terminals, pages, reports and errors.
 
-A corpus may contain anything, so control and invisible characters are replaced by visible ones, and every string is
-valid UTF-8. HTML is escaped by the templates.
+A corpus may contain anything, so control characters and invisible characters are replaced by visible ones, and every
+string is valid UTF-8. HTML is escaped by the templates.
 """
 
 import math
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _NAMED = {"\n": "⏎", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
-_HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control and format characters (including text direction), separators
-_JOINERS = "\u200c\u200d"  # words and emoji may contain joiners
+# Unicode categories: control and format characters (including text direction), separators
+_HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+_JOINERS = "\u200c\u200d"  # joiners are kept because words and emoji may contain them
 _BARS = "▁▂▃▄▅▆▇█"
 MISSING = "–"
 _MOST_DECIMALS = 6  # maximum number of decimals in a column of numbers
@@ -31,7 +32,10 @@ def plain(record: Any) -> dict[str, Any]:
 
 
 def finite(content: Any) -> Any:
-    """Convert content to JSON types: records to their fields or `to_json()`, NaN and infinite numbers to None."""
+    """Convert content to JSON types.
+
+    Records use `to_json()` or become dictionaries, NaN and infinite numbers become None.
+    """
     if isinstance(content, float):
         return content if math.isfinite(content) else None
     if hasattr(content, "to_json"):
@@ -72,7 +76,7 @@ class _Visible(dict[int, str]):
         elif unicodedata.category(sign) not in _HIDDEN or sign in _JOINERS:
             picture = sign
         elif code < 0x20:
-            picture = chr(0x2400 + code)  # the pictures of control characters: ESC is ␛
+            picture = chr(0x2400 + code)  # control characters have pictures: ESC is ␛
         else:
             picture = f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
         self[code] = picture
@@ -87,7 +91,7 @@ def visible(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
-# Texts and tokens, cut to a width
+# Texts and tokens, shortened to a width
 
 
 def token(text: str) -> str:
@@ -167,7 +171,7 @@ def column_cells(values: Sequence[Any]) -> list[str]:
     sizes = [abs(value) for value in values if isinstance(value, float) and value and math.isfinite(value)]
     if not sizes:
         return [cell(value) for value in values]
-    # four significant digits for the largest number, two for the smallest
+    # the largest number has four significant digits, the smallest at least two
     decimals = max(0, 3 - math.floor(math.log10(max(sizes))), 1 - math.floor(math.log10(min(sizes))))
     form = f",.{decimals}f" if decimals <= _MOST_DECIMALS else ".2e"
     return [format(value, form).replace("-", "−") if isinstance(value, float) else cell(value) for value in values]
@@ -203,7 +207,7 @@ def probability(value: float | None) -> str:
 
 
 def edge(value: float) -> str:
-    """Return a histogram bin edge, a power of two, in short form."""
+    """Format the edge of a histogram bin, which is a power of two."""
     text = f"{value:g}" if abs(value) >= 0.01 or value == 0 else f"{value:.0e}".replace("e-0", "e-")
     return text.replace("-", "−", 1) if value < 0 else text
 
@@ -239,7 +243,7 @@ def letter(place: int) -> str:
     return ascii_lowercase[place] if place < len(ascii_lowercase) else f"({place})"
 
 
-# Rows of small bars
+# Bar charts in one line of text
 
 
 def sparkline(counts: Sequence[int]) -> str:
