@@ -109,7 +109,7 @@ def test_an_item_is_retried_three_times(run) -> None:
 
 
 def test_an_item_is_given_up_after_the_fourth_loss(run) -> None:
-    with pytest.raises(WorkerError, match=r"a Ray worker was lost \(RayError\) 4 times in a row at the same work"):
+    with pytest.raises(WorkerError, match=r"a Ray worker was lost \(RayError\) 4 times in a row on the same work"):
         run(Ray(lose(4, only=3)), 5)
 
 
@@ -218,7 +218,7 @@ def test_the_address_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch)
 def test_a_cluster_that_does_not_answer_is_one_line(monkeypatch, closed_port: int, capsys) -> None:
     monkeypatch.setattr(pool_module, "CONNECT_SECONDS", 0.5)
     with pytest.raises(
-        WorkerError, match=rf"no Ray cluster answers at 127\.0\.0\.1:{closed_port} \(Connection refused"
+        WorkerError, match=rf"no Ray cluster responds at 127\.0\.0\.1:{closed_port} \(Connection refused"
     ):
         connect(monkeypatch, Disconnected(), f"127.0.0.1:{closed_port}")
     assert "waiting up to 0 s for the Ray cluster" in capsys.readouterr().err

@@ -44,7 +44,7 @@ def test_memories_and_layers_that_do_not_exist(model: MemoryModel, text: str) ->
     [
         ("L0N0=nan L0N0=inf L0N0=-inf L0N0=xnan L0N0=1e999", "must be a finite number", SettingError),
         ("L0N0 L0N0= L0N0=x L0N0=two L0N0=2x L0N0=1_0 L0N0=٣", "write L3N51=3.5 to set", SettingError),
-        ("N5=0", "layer and memory like L3N51", UnknownName),
+        ("N5=0", "the layer and the memory like L3N51", UnknownName),
         (f"L{'9' * 5000}=0", "", UnknownName),
     ],
 )
