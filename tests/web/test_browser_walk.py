@@ -18,6 +18,8 @@ def test_a_walk_through_all_pages(open_page: Open) -> None:
     page.locator(".results a").first.click()
     page.locator(".memory-page[data-shaded=yes]").wait_for()
     page.locator(".related table a").first.wait_for()
+    page.locator(".show-effect").click()
+    page.locator(".effect-holder tbody tr").nth(19).wait_for()
     page.locator(".show-wires").click()
     page.locator(".wires-holder h3").nth(2).wait_for()
     page.locator(".silence-form button").click()

@@ -136,6 +136,13 @@ def test_what_fires_on_a_text(client: TestClient, index: Index, run: Run, model_
     assert [one.split(",")[0] for one in found(r'class="why[^"]*">([^<]*)<', html)] == reasons
 
 
+def test_token_change(client: TestClient, index: Index, run: Run, model_folder: Path) -> None:
+    shown = command(run, "show", index.folder, "L1N7", "--effect", "--top", "10", "--model", model_folder)
+    assert shown == client.get("/api/memories/L1N7/effect").json()
+    assert client.get("/api/memories/L9N9/effect").status_code == 404
+    assert "--effect" in client.get("/m/L1N7").text
+
+
 def test_wires(client: TestClient, index: Index, run: Run, model_folder: Path) -> None:
     shown = command(run, "show", index.folder, "L1N7", "--wires", "--top", "8", "--model", model_folder)
     answer = client.get("/api/memories/L1N7/wires").json()

@@ -249,6 +249,25 @@ async def silence_memory(request: Request, bench: Bench, name: Name, change: Coe
     return await run_model(request, bench, compute)
 
 
+@router.get("/api/memories/{name}/effect", responses=LIVE_PROBLEMS)
+async def read_effect(
+    request: Request, bench: Bench, name: Name, limit: Annotated[int, Query(ge=1, le=100)] = 10
+) -> dict[str, Any]:
+    """List the tokens whose probability changes most if the memory is silenced at its triggers. Needs the model."""
+    memory = bench.index.check(name)
+
+    def find(model: MemoryModel) -> dict[str, Any]:
+        from memlens.tracer.token_change import token_change
+
+        change = bench.kept.answer(
+            ("effect", memory, limit), lambda: token_change(bench.index, model, memory, top=limit)
+        )
+        result: dict[str, Any] = plain(change) | {"note": change.note}
+        return result
+
+    return await run_model(request, bench, find)
+
+
 def _find_neighbors(index: ServedIndex, memory: MemoryId) -> tuple[MemoryId | None, MemoryId | None]:
     """Return the memories before and after this one, across layers."""
     place, number, name = index.layers.index(memory.layer), index.names.number(memory), index.names.name

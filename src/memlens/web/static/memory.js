@@ -229,6 +229,36 @@ async function showNearest() {
   }
 }
 
+// The tokens that change most if the memory is silenced at its triggers
+
+function effectTable(title, found) {
+  const part = document.createElement("section");
+  const table = document.createElement("table");
+  table.innerHTML = '<thead><tr><th scope="col"></th><th scope="col">change</th><th scope="col">other memory</th></tr></thead><tbody></tbody>';
+  for (const one of found) {
+    const row = document.createElement("tr");
+    const label = Object.assign(document.createElement("span"), { className: "token", textContent: visible(one.text.replace(/^ /, "␣")) });
+    row.append(cell(label), ...[one.change, one.control].map((change) => cell(change.toFixed(4).replace("-", "−"))));
+    table.tBodies[0].append(row);
+  }
+  part.append(Object.assign(document.createElement("h3"), { textContent: title }), table);
+  return part;
+}
+
+article.querySelector(".show-effect")?.addEventListener("click", async (event) => {
+  const holder = article.querySelector(".effect-holder");
+  event.target.disabled = true;
+  holder.textContent = "Computing …";
+  try {
+    const { falls, rises, note } = await ask(`/api/memories/${name}/effect`);
+    holder.replaceChildren(effectTable("Falls", falls), effectTable("Rises", rises), Object.assign(document.createElement("p"), { className: "quiet", textContent: note }));
+    event.target.parentElement.remove();
+  } catch (error) {
+    holder.textContent = error.message;
+    event.target.disabled = false;
+  }
+});
+
 // Wires: tokens and earlier memories that the keys respond to, later memories that the value feeds
 
 function wiresTable(title, found) {
