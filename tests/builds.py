@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from functools import cache
@@ -12,7 +13,10 @@ from pathlib import Path
 from filelock import FileLock
 
 import memlens
+from index_by_hand import write_index
 from memlens.index.reader import Index
+from memlens.pattern.table import compute_patterns
+from memlens.scanner.kernels import warm_up
 
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".pytest_cache" / "memlens"
@@ -52,6 +56,20 @@ def build_once(name: str, build: Callable[[Path], object]) -> Path:
 def open_copy(built: Path, folder: Path) -> Index:
     """Return the index of a `build_once` folder, copied to a folder of this process: opening one may write a lock."""
     return memlens.open_index(shutil.copytree(built / "index", folder / "index"))
+
+
+def compile_loops(process: int, processes: int) -> None:
+    """Compile the loops of scans and patterns before the first test, so that no two test processes compile the same."""
+    jobs = (warm_up, _find_a_pattern)
+    for job in jobs[process::processes]:
+        job()
+
+
+def _find_a_pattern() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        texts = ["The river runs to the sea.", "Rain fell on the hills by the river."] * 6
+        prefixes = [(number, 1 + number % 2) for number in range(len(texts))]
+        compute_patterns(write_index(Path(folder) / "index", texts, {(0, 0): prefixes}))
 
 
 def remove_old_builds() -> None:

@@ -21,7 +21,7 @@ os.environ["GOMP_SPINCOUNT"] = os.environ.get("GOMP_SPINCOUNT", "1000")
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="memlens-tests-hub-")
 
 import memlens
-from builds import build_once, open_copy, remove_old_builds
+from builds import build_once, compile_loops, open_copy, remove_old_builds
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
@@ -51,6 +51,12 @@ FLAGS = [f"--{flag}" for flag in ("headless", "disable-gpu", "no-first-run", "di
 def pytest_configure() -> None:
     """Restore the SIGINT handler, which shells ignore for background jobs: tests send Ctrl-C to child processes."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    worker = getattr(session.config, "workerinput", None)
+    if worker is not None:
+        compile_loops(int(worker["workerid"].removeprefix("gw")), worker["workercount"])
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -117,6 +123,17 @@ def tiny_gpt2_values(tiny_gpt2_index: Index, tmp_path_factory: pytest.TempPathFa
         memlens.values(shutil.copytree(tiny_gpt2_index.folder, folder / "index"), top=9, threads=1)
 
     return open_copy(build_once("gpt2-values", build), tmp_path_factory.mktemp("gpt2-values"))
+
+
+@pytest.fixture(scope="session")
+def analyzed(tiny_llama: Path, tiny_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """What `analyze` makes of tiny_llama and tiny_text, with 30 prefixes for each experiment; only read it."""
+
+    def build(folder: Path) -> None:
+        options = {"top": 7, "tokens": 9, "sample": 30, "threads": 1, "null_tokens": 0}
+        memlens.analyze(tiny_llama, tiny_text, out=folder / "index", **options)
+
+    return open_copy(build_once("llama-analyzed", build), tmp_path_factory.mktemp("llama-analyzed"))
 
 
 @pytest.fixture

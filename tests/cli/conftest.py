@@ -7,7 +7,6 @@ import pytest
 from cli_helpers import Paths, Ran
 
 from memlens.index.reader import Index
-from memlens.pipeline import Analysis, analyze
 from memlens.testing import save_tiny
 
 
@@ -41,17 +40,10 @@ def valued(tiny_gpt2_values: Index) -> Path:
     return tiny_gpt2_values.folder
 
 
-@pytest.fixture(scope="session")
-def analyzed(models: Paths, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
-    """Everything there is about the gated model; only read it."""
-    out = tmp_path_factory.mktemp("analyzed") / "index"
-    return analyze(models["gated"], text, out=out, top=7, tokens=9, sample=30, threads=1, null_tokens=0)
-
-
 @pytest.fixture
-def whole(analyzed: Analysis, copy_of: Callable[..., Index]) -> Path:
+def whole(analyzed: Index, copy_of: Callable[..., Index]) -> Path:
     """A copy of the index that has everything."""
-    return copy_of(analyzed.index, "whole").folder
+    return copy_of(analyzed, "whole").folder
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from cli_helpers import Paths, Run, Stops, checksums, is_refused, outcomes, tabl
 import memlens
 from memlens import api, pipeline
 from memlens.experiments.run import EXPERIMENTS
-from memlens.pipeline import STAGES, Analysis
+from memlens.index.reader import Index
+from memlens.pipeline import STAGES
 
 OPTIONS: dict[str, Any] = {"top": 7, "tokens": 9, "sample": 30, "threads": 1, "null_tokens": 0}
 COMMAND = ("--top", 7, "--tokens", 9, "--sample", 30, "--null-tokens", 0)
@@ -27,13 +28,17 @@ def stop_at(wanted: str) -> Any:
     return progress
 
 
-def test_an_analysis_has_every_stage_and_its_sample_counts_prefixes_only(analyzed: Analysis) -> None:
-    assert outcomes(analyzed) == dict.fromkeys(STAGES, "made")
+def test_an_analysis_has_every_stage_and_its_sample_counts_prefixes_only(
+    models: Paths, text: Path, analyzed: Index, tmp_path: Path
+) -> None:
+    analysis = memlens.analyze(models["gated"], text, out=tmp_path / "index", **OPTIONS)
+    assert tables(analysis.index.folder) == tables(analyzed.folder)
+    assert outcomes(analysis) == dict.fromkeys(STAGES, "made")
     in_order = sorted(EXPERIMENTS, key=lambda name: EXPERIMENTS[name].on_prefixes)
-    assert analyzed.stages[3].made == tuple(in_order) and analyzed.stages[3].skipped == ()
-    assert analyzed.report == analyzed.index.folder / "report.html" and analyzed.report.is_file()
-    assert all(map(analyzed.index.has, ["values", "names", *(f"experiments/{name}" for name in EXPERIMENTS)]))
-    noted = analyzed.index.manifest.content["experiments"]
+    assert analysis.stages[3].made == tuple(in_order) and analysis.stages[3].skipped == ()
+    assert analysis.report == analysis.index.folder / "report.html" and analysis.report.is_file()
+    assert all(map(analysis.index.has, ["values", "names", *(f"experiments/{name}" for name in EXPERIMENTS)]))
+    noted = analysis.index.manifest.content["experiments"]
     expected = {
         "agreement": None,
         "rank": None,
@@ -82,7 +87,7 @@ def test_interrupted_at_every_stage_it_continues_to_the_same_tables(models, text
         ("values", "patterns", made) for made in (0, 1, from_tables, len(EXPERIMENTS))
     ]
     assert outcomes(memlens.analyze(**job)) == dict.fromkeys(STAGES, "kept") | {"report": "made"}
-    assert tables(tmp_path / "index") == tables(analyzed.index.folder)
+    assert tables(tmp_path / "index") == tables(analyzed.folder)
 
 
 def test_with_two_threads_patterns_are_found_beside_the_experiments(models, text, tmp_path, monkeypatch) -> None:
@@ -121,7 +126,7 @@ def test_a_table_that_was_damaged_or_lost_is_made_again(models, text, analyzed, 
     path.write_bytes(path.read_bytes()[:-9] + b"x" * 9)
     again = memlens.analyze(models["gated"], text, out=whole, **OPTIONS)
     assert again.stages[3].made == ("rank", "predictive-values")
-    assert tables(whole) == tables(analyzed.index.folder)
+    assert tables(whole) == tables(analyzed.folder)
 
 
 def test_another_validation_text_is_another_sample(models: Paths, text: Path, whole: Path, tmp_path: Path) -> None:
@@ -160,7 +165,7 @@ def test_the_command_stops_with_130_and_continues(run, models, text, analyzed, t
         assert ran.code == 130 and "without --fresh" in ran.err
     ran = run(*command)
     assert ran.code == 0 and "scan: already complete" in ran.err and "values: already complete" in ran.err
-    assert tables(tmp_path / "index") == tables(analyzed.index.folder)
+    assert tables(tmp_path / "index") == tables(analyzed.folder)
 
 
 def test_an_experiment_that_cannot_be_had_is_named_and_the_rest_is_made(run, models, text, tmp_path) -> None:

@@ -3,8 +3,6 @@
 import pytest
 import torch
 from torch.nn.functional import gelu, relu, silu
-from transformers import MusicgenForCausalLM
-from transformers.models.musicgen.configuration_musicgen import MusicgenDecoderConfig
 
 from family_list import PLACES, VARIANTS, sweep_others
 from memlens.errors import UnsupportedModel
@@ -293,6 +291,9 @@ def test_an_unexpected_error_in_any_step_is_a_rejection_that_names_it(function, 
 
 
 def test_an_input_embedding_of_several_matrices_is_rejected():
+    from transformers import MusicgenForCausalLM  # takes two seconds, and every test process imports this file
+    from transformers.models.musicgen.configuration_musicgen import MusicgenDecoderConfig
+
     sizes = {"num_hidden_layers": 2, "ffn_dim": 40, "hidden_size": 24, "num_attention_heads": 3}
     config = MusicgenDecoderConfig(vocab_size=97, max_position_embeddings=32, num_codebooks=2, **sizes)
     with pytest.raises(UnsupportedModel, match="its input embedding is not one matrix"):
