@@ -287,7 +287,7 @@ def test_a_corpus_without_text_is_refused(model: MemoryModel, tmp_path: Path) ->
     assert not (tmp_path / "index").exists()  # nothing that could be continued, so nothing
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.sweep)])
 def test_a_coefficient_that_is_not_a_number_is_named_also_by_a_worker(tmp_path: Path, workers: int) -> None:
     network = tiny_model("llama")
     model = memlens.load(network, tokenizer=tiny_tokenizer())

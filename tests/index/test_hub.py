@@ -82,8 +82,13 @@ def test_a_second_push_replaces_the_first_and_leaves_nothing_of_it(
     assert not (tmp_path / "old" / "values.parquet").exists()
 
 
+# break off at every third request by default, at every request as a sweep
+EVERY = pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.sweep)])
+
+
+@EVERY
 def test_a_push_that_breaks_off_anywhere_changes_nothing_for_those_who_pull(
-    hub: Hub, tiny_gpt2_index: Index, tiny_llama_index: Index, tmp_path: Path, refused: Callable[..., str]
+    hub: Hub, tiny_gpt2_index: Index, tiny_llama_index: Index, step: int
 ) -> None:
     memlens.push(tiny_gpt2_index, REPO)
     start = len(hub.requests)
@@ -91,7 +96,7 @@ def test_a_push_that_breaks_off_anywhere_changes_nothing_for_those_who_pull(
     memlens.push(tiny_llama_index, REPO)
     count, expected = len(hub.requests) - start, hub.commits[REPO][-1]
     broken = 0
-    for number in range(count):
+    for number in range(0, count, step):
         hub.commits[REPO], hub.blobs = list(before), dict(blobs)
         hub.requests.clear()
         hub.fail_at = number
@@ -107,14 +112,15 @@ def test_a_push_that_breaks_off_anywhere_changes_nothing_for_those_who_pull(
     assert broken
 
 
+@EVERY
 def test_a_pull_that_breaks_off_anywhere_is_no_index_and_continues(
-    hub: Hub, tiny_gpt2_index: Index, tmp_path: Path
+    hub: Hub, tiny_gpt2_index: Index, tmp_path: Path, step: int
 ) -> None:
     memlens.push(tiny_gpt2_index, REPO)
     hub.requests.clear()
     memlens.pull(REPO, out=tmp_path / "whole")
     broken = 0
-    for number in range(len(hub.requests)):
+    for number in range(0, len(hub.requests), step):
         out = tmp_path / f"broken-{number}"
         hub.requests.clear()
         hub.fail_at = number

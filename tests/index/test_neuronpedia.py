@@ -70,17 +70,18 @@ def lines(folder: Path, kind: str, layer: int) -> list[dict[str, Any]]:
     return [json.loads(line) for file in files for line in gzip.decompress(file.read_bytes()).splitlines()]
 
 
-def brute_force(index: Index, model: MemoryModel, layer: int, memory: int, sentence: int) -> list[float]:
-    """The coefficient at BOS, if there is one, and at every token of a sentence, fed by itself."""
+def run_sentence(index: Index, model: MemoryModel, sentence: int) -> dict[int, torch.Tensor]:
+    """Return {layer: coefficients [BOS and tokens, memories]} of a sentence fed by itself; zeros if there is no BOS."""
     bos = index.manifest.model.bos
     tokens = [*([] if bos is None else [bos]), *index.sentences([sentence])[sentence]["tokens"]]
-    with model.record([layer], states=False) as recording:
+    with model.record(states=False) as recording:
         model.run_body(torch.tensor([tokens]))
-    along = recording.coefficients[layer][0, :, memory].tolist()
-    return along if bos is not None else [0.0, *along]
+    zeros = 1 if bos is None else 0
+    return {layer: torch.nn.functional.pad(m[0], (0, 0, zeros, 0)) for layer, m in recording.coefficients.items()}
 
 
 def check_values(index: Index, model: MemoryModel, folder: Path, top: int) -> None:
+    alone = {sentence: run_sentence(index, model, sentence) for sentence in range(index.manifest.counts.sentences)}
     for layer in index.layers:
         records = iter(lines(folder, "activations", layer))
         for memory in range(index.memories(layer)):
@@ -88,7 +89,7 @@ def check_values(index: Index, model: MemoryModel, folder: Path, top: int) -> No
             for trigger in triggers:
                 line, position = next(records), trigger.prefix.position
                 first = -1 if position < 0 else max(position - 64, 0)
-                along = brute_force(index, model, layer, memory, trigger.prefix.sentence)[first + 1 : position + 18]
+                along = alone[trigger.prefix.sentence][layer][first + 1 : position + 18, memory].tolist()
                 assert line["values"] == pytest.approx(along, rel=1e-3, abs=1e-5)
                 assert line["maxValue"] == max(line["values"]) == line["values"][line["maxValueTokenIndex"]]
                 assert line["minValue"] == min(line["values"]) and line["index"] == str(memory)

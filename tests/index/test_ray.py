@@ -47,6 +47,7 @@ def memory_model() -> Any:
     return memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer(), prove=False)
 
 
+@pytest.mark.sweep
 def test_two_nodes_give_the_bytes_of_one_process(cluster: Any, scans: Scans, tmp_path: Path) -> None:
     scans.end(tmp_path, executor="ray", workers=2)
 

@@ -83,7 +83,7 @@ def two_processors() -> Iterator[None]:
     import ray
 
     ensure_ray_token()
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
 
@@ -107,15 +107,15 @@ def test_the_models_have_dead_memories_with_zeros_of_both_signs(checkpoint: Path
     assert not any(np.signbit([row[name] for row in dead for name in ("max", "min", "mean")]))
 
 
+@pytest.mark.sweep
 def test_two_workers(checkpoint: Path, alone: Path, tmp_path: Path) -> None:
     memlens.scan(checkpoint, TEXTS, out=tmp_path, workers=2, **OPTIONS)
     assert tables_of(tmp_path) == tables_of(alone)
 
 
 @pytest.mark.usefixtures("two_processors")
-@pytest.mark.sweep
 def test_ray(checkpoint: Path, alone: Path, tmp_path: Path) -> None:
-    memlens.scan(checkpoint, TEXTS, out=tmp_path, executor="ray", workers=2, **OPTIONS)
+    memlens.scan(checkpoint, TEXTS, out=tmp_path, executor="ray", workers=1, **OPTIONS)
     assert tables_of(tmp_path) == tables_of(alone)
 
 

@@ -15,9 +15,9 @@ from memlens.experiments.run import all_tables
 from memlens.reports.report import SITE, make_report
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def opened(browser: Any, full_page: Path) -> Iterator[Any]:
-    """The page on a desk, when its charts are drawn."""
+    """The page on a desk, when its charts are drawn. Tests leave it as it was."""
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(full_page.as_uri())
     page.locator("html[data-ready=yes]").wait_for()
@@ -25,8 +25,15 @@ def opened(browser: Any, full_page: Path) -> Iterator[Any]:
     page.close()
 
 
-@pytest.mark.parametrize("size", [(390, 844), (1280, 900)], ids=["phone", "desktop"])
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize(
+    ("size", "scheme"),
+    [
+        ((390, 844), "light"),
+        pytest.param((390, 844), "dark", marks=pytest.mark.sweep),
+        pytest.param((1280, 900), "light", marks=pytest.mark.sweep),
+        pytest.param((1280, 900), "dark", marks=pytest.mark.sweep),
+    ],
+)
 def test_it_opens_without_a_complaint_or_a_request(
     browser: Any, full_page: Path, size: tuple[int, int], scheme: str
 ) -> None:
@@ -115,6 +122,7 @@ def test_it_prints_on_twelve_pages_at_most_and_without_what_is_folded(opened: An
     alone = "charts => charts.filter((one) => !one.closest('.whole, article').querySelector('h3')).length"
     assert opened.locator(".chart").evaluate_all(alone) == 0
     assert opened.locator("h3").first.evaluate("one => getComputedStyle(one).breakAfter") == "avoid"
+    opened.emulate_media(media="screen")
 
 
 def test_names_of_memories_lead_to_their_pages_only_where_there_are_pages(
