@@ -19,7 +19,7 @@ import pytest
 # idle torch threads sleep instead of spinning, so that test processes do not slow each other down
 os.environ["GOMP_SPINCOUNT"] = os.environ.get("GOMP_SPINCOUNT", "1000")
 # Ray starts its workers with a low priority, so that they hardly begin beside other work
-os.environ["RAY_worker_niceness"] = "0"
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - the name that Ray reads
 # keep the Hub libraries away from the user's home, which may be read-only
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="memlens-tests-hub-")
 

@@ -1,4 +1,4 @@
-"""One process, two workers, a Ray cluster and three shards in every order: the same bytes, zeros and all.
+"""One process, two workers, Ray and three shards in every order: the same bytes, zeros and all.
 
 Some memories of each model never fire, and give zeros of either sign or of both.
 """
@@ -77,7 +77,7 @@ def alone(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two_processors() -> Iterator[None]:
+def ray_cluster() -> Iterator[None]:
     """A Ray cluster on this machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
@@ -113,7 +113,7 @@ def test_two_workers(checkpoint: Path, alone: Path, tmp_path: Path) -> None:
     assert tables_of(tmp_path) == tables_of(alone)
 
 
-@pytest.mark.usefixtures("two_processors")
+@pytest.mark.usefixtures("ray_cluster")
 def test_ray(checkpoint: Path, alone: Path, tmp_path: Path) -> None:
     memlens.scan(checkpoint, TEXTS, out=tmp_path, executor="ray", workers=1, **OPTIONS)
     assert tables_of(tmp_path) == tables_of(alone)
