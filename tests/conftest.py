@@ -28,6 +28,7 @@ from builds import build_once, compile_loops, open_copy, remove_old_builds
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
+from waiting import PATIENCE
 
 # `--hypothesis-profile many` tries more examples and counts as a sweep; no profile has a deadline
 for profile, examples in (("few", 25), ("many", 400)):
@@ -54,6 +55,7 @@ FLAGS = [f"--{flag}" for flag in ("headless", "disable-gpu", "no-first-run", "di
 def pytest_configure() -> None:
     """Restore the SIGINT handler, which shells ignore for background jobs: tests send Ctrl-C to child processes."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # until all tests are collected
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -72,7 +74,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # modules and tests stay; looking through them again and again would take 6% of the time
+    """Take modules and tests, which stay, out of garbage collection, which would need 6% of the time for them."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -212,6 +216,7 @@ def browser() -> Iterator[Any]:
         pytest.fail("chromium is not on the PATH; install it (Debian: apt-get install chromium)")
     flags = [*FLAGS, "--no-sandbox"] if os.geteuid() == 0 else FLAGS
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=program, args=flags)
+        opened = playwright.chromium.launch(executable_path=program, args=flags, timeout=PATIENCE * 1000)
+        opened.on("context", lambda context: context.set_default_timeout(PATIENCE * 1000))
         yield opened
         opened.close()

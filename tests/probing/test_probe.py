@@ -33,9 +33,10 @@ WORDS = "river sea press free city Paris people news café rain hills war spring
 TEXTS = [" ".join(WORDS[(i + (1 + i // 15) * j) % 15] for j in range(2 + i % 5)) for i in range(80)]
 ABOUT = ["water" if set(text.split()) & {"river", "sea", "rain"} else "land" for text in TEXTS]
 NUMBERS = [float(len(text)) for text in TEXTS]
+FAMILIES = ("gpt2", "llama", "qwen2_moe")
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama", "qwen2_moe"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest) -> MemoryModel:
     return memlens.load(tiny_model(request.param), tokenizer=tiny_tokenizer(adds_bos=request.param == "llama"))
 
@@ -67,6 +68,9 @@ def test_several_passes_give_the_same_as_one(model: MemoryModel, monkeypatch: py
         assert np.array_equal(m, one[layer][0]) and np.array_equal(o, one[layer][1])
 
 
+@pytest.mark.parametrize(
+    "model", ["gpt2", *(pytest.param(one, marks=pytest.mark.sweep) for one in FAMILIES[1:])], indirect=True
+)
 def test_a_probe_equals_scikit_learns_own_pipeline(model: MemoryModel) -> None:
     """The same texts, divided the same way; everything else is written here once more with scikit-learn."""
     result = memlens.probe(model, (TEXTS, ABOUT), k="1,4,16", seed=3)
@@ -104,16 +108,18 @@ def noise(classes: int, each: int, seed: int, columns: int = 3072) -> tuple[Colu
     return Columns.of(x, division.train), division
 
 
-def test_more_memories_do_not_tell_the_held_out_part_better_where_none_knows_the_label() -> None:
-    for seed in range(3):
+@pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.sweep)])
+def test_more_memories_do_not_tell_the_held_out_part_better_where_none_knows_the_label(seeds: int) -> None:
+    for seed in range(seeds):
         columns, division = noise(2, 100, seed)
         fits = fit_sparse(columns, division, KS)
         assert max(fit.held for fit in fits.values()) < np.log(0.5) + 0.06
 
 
-def test_where_one_memory_knows_the_label_few_are_chosen_and_the_score_is_its_own() -> None:
+@pytest.mark.parametrize("seeds", [2, pytest.param(4, marks=pytest.mark.sweep)])
+def test_where_one_memory_knows_the_label_few_are_chosen_and_the_score_is_its_own(seeds: int) -> None:
     kept = []
-    for seed in range(4):
+    for seed in range(seeds):
         columns, division = noise(2, 100, seed)
         columns.x[:, 7] += 2 * division.labels.y
         columns = Columns.of(columns.x, division.train)
@@ -124,9 +130,10 @@ def test_where_one_memory_knows_the_label_few_are_chosen_and_the_score_is_its_ow
     assert max(k for k, _ in kept) <= 16 and np.mean([less for _, less in kept]) > -0.08
 
 
-def test_permuted_labels_are_held_out_class_by_class_too() -> None:
+@pytest.mark.parametrize("seeds", [4, pytest.param(8, marks=pytest.mark.sweep)])
+def test_permuted_labels_are_held_out_class_by_class_too(seeds: int) -> None:
     """Stratified by the true labels, a permuted class was missing from the fitted texts in a third of seeds."""
-    for seed in range(8):
+    for seed in range(seeds):
         columns, division = noise(20, 5, seed, columns=9)
         permuted = division.permuted()
         fitted, _ = permuted.held_out()
@@ -236,10 +243,11 @@ def test_several_classes_are_scored_by_the_share_that_is_right(model: MemoryMode
     assert result.best.score[0] in {one.score for one in result.scores}
 
 
-def test_the_chance_range_is_that_of_the_best_probe_with_all_labels_permuted() -> None:
+@pytest.mark.parametrize("seeds", [2, pytest.param(3, marks=pytest.mark.sweep)])
+def test_the_chance_range_is_that_of_the_best_probe_with_all_labels_permuted(seeds: int) -> None:
     model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
     means = []
-    for seed in range(3):
+    for seed in range(seeds):
         result = memlens.probe(model, (TEXTS, ABOUT), k="1,8", seed=seed, shuffles=12)
         labels = read_labels((TEXTS, ABOUT), "", "", "auto")
         division = Split(labels, *labels.split(0.3, seed), seed)

@@ -98,7 +98,7 @@ def within(link: Any) -> bytes:
 
 
 def saved(page: Any, what: Any) -> bytes:
-    with page.expect_download(timeout=120_000) as download:  # milliseconds; tests share the cores
+    with page.expect_download() as download:
         what.click()
     return Path(download.value.path()).read_bytes()
 

@@ -82,7 +82,6 @@ def opened(
     page = context.new_page()
     page.on("console", lambda said: complaints.append(f"{said.type}: {said.text}"))
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.set_default_timeout(60_000)
     yield page
     context.close()
     assert complaints == []

@@ -135,7 +135,6 @@ def test_a_trigger_is_copied(open_page: Open, index: Index) -> None:
 
 def test_the_charts_of_the_experiments_are_drawn(open_page: Open) -> None:
     page = open_page("/")
-    page.set_default_timeout(60_000)  # the chart library may have to be made first
     page.locator("#experiments-title").scroll_into_view_if_needed()
     page.locator("[data-charts=drawn]").wait_for()
     charts = page.locator(".chart")
