@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -12,25 +13,39 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 import memlens
 from memlens.cli import main
 from memlens.index.reader import Index
-from memlens.index.search import SearchQuery, SearchResult, TriggerText, search
+from memlens.index.search import SearchQuery, search
+from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
 from memlens.pattern.words import KINDS
-from memlens.web.workbench import ServedIndex, trigger_text
 
 WORDS = ["the", "The", "a", " of ", "RIVER", "zzz", "é", "—", "\ufffd", "<script>", "'", '"', "%", "\u202e", "ß"]
 FILTERS = [{}, {"layers": "1-2"}, {"class": "shallow", "agreement": "no"}, {"class": "none"}, {"class": "both"}]
 
 
-@pytest.fixture(scope="module")
-def served(index_folder: Path) -> ServedIndex:
-    return ServedIndex(index_folder)
+def lowered(text: str) -> str:
+    """Lowercase letter by letter, as DuckDB does. Python writes some letters as two."""
+    return "".join(letter.lower() if len(letter.lower()) == 1 else letter for letter in text)
 
 
-def both_ways(index: Index, arrays: TriggerText | None, query: SearchQuery) -> SearchResult:
-    """The answer of the tables, which must be that of the arrays."""
-    found = search(index, query)
-    assert search(index, query, arrays) == found
-    return found
+@cache
+def trigger_texts(index: Index) -> dict[tuple[MemoryId, str], list[str]]:
+    memories = [index.names.name(layer, n) for layer in index.layers for n in range(index.memories(layer))]
+    lists = {end: index.triggers_of(memories, end) for end in ("top", "bottom")}
+    return {(name, end): [one.text for one in lists[end][name]] for name in memories for end in lists}
+
+
+def check_search(index: Index, text: str, ignores: bool | None = None, ends: bool = False, limit: int = 99) -> None:
+    """Compare a search in triggers with every trigger of the index, one after another."""
+    change = lowered if ignores or (ignores is None and text == text.lower()) else str
+    wanted, expected = change(text), []
+    for (name, end), texts in trigger_texts(index).items():
+        changed = map(change, texts)
+        ranks = [r for r, own in enumerate(changed) if (own.endswith(wanted) if ends else wanted in own)]
+        expected += [(-len(ranks), ranks[0], name, end)] if ranks else []
+    expected.sort(key=lambda row: (row[:2], row[2].layer, row[2].memory, row[3] != "top"))
+    found = search(index, SearchQuery((text,), ignore_case=ignores, ends=ends, limit=limit))
+    assert [(-hit.matches, hit.trigger.rank, hit.name, hit.end) for hit in found.found] == expected[:limit]
+    assert found.total == len(expected)
 
 
 @pytest.mark.parametrize("filters", FILTERS)
@@ -65,25 +80,24 @@ def test_the_command_line_and_the_workbench_give_the_same_answer(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(st.text(min_size=1, max_size=4), st.booleans())
-def test_any_text_is_found_equally_in_tables_and_arrays(served: ServedIndex, text: str, ignore_case: bool) -> None:
-    both_ways(served, trigger_text(served), SearchQuery((text,), ignore_case=ignore_case, limit=5))
+@given(st.text(min_size=1, max_size=4), st.booleans(), st.booleans())
+def test_any_text_is_found_in_the_triggers_that_contain_it(index: Index, text: str, ignores: bool, ends: bool) -> None:
+    check_search(index, text, ignores, ends)
 
 
-def test_selected_texts_are_found_equally_in_tables_and_arrays(served: ServedIndex) -> None:
-    for text, ignore_case, limit in product(WORDS, (True, False, None), (1, 7, 500)):
-        query = SearchQuery((text,), layers=(0, 2), ignore_case=ignore_case, limit=limit)
-        both_ways(served, trigger_text(served), query)
+def test_selected_texts_are_found_in_the_triggers_that_contain_them(index: Index) -> None:
+    for text, ignores, limit in product(WORDS, (True, None), (7, 500)):
+        check_search(index, text, ignores, limit=limit)
 
 
-def test_both_ends_and_bos_are_searched_equally(tiny_llama: Path, tiny_text: Path, tmp_path: Path) -> None:
+def test_both_ends_and_bos_are_searched(tiny_llama: Path, tiny_text: Path, tmp_path: Path) -> None:
     """A gated model keeps bottom triggers; with the released preset BOS alone can be a trigger."""
     index = memlens.scan(tiny_llama, tiny_text, out=tmp_path / "index", top=6, threads=1, preset="released")
     ends = {row["end"] for row in index.sql('SELECT DISTINCT "end" FROM {triggers}')}
     assert ends == {"top", "bottom"} and index.sql("SELECT min(position) AS p FROM {triggers}")[0]["p"] == -1
-    arrays = TriggerText.read(index)
     for word in ("river", "r", "é", "sea", "T"):
-        both_ways(index, arrays, SearchQuery((word,), limit=99))
+        check_search(index, word)
+        check_search(index, word, ends=True)
 
 
 def test_filters_keep_exactly_the_memories_that_pass(client: TestClient, index: Index) -> None:

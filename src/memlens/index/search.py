@@ -6,19 +6,13 @@
     name       a name like L3N51, or its beginning
     no text    all memories, by a statistic
 
-Filters apply to all of them. DuckDB searches the tables. A server keeps the text of triggers in arrays, which are
-searched faster with the same results (`TriggerText`).
+Filters apply to all of them. DuckDB searches the tables.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from memlens.errors import SettingError, UnknownName
 from memlens.index.memory import read_summaries
@@ -35,7 +29,6 @@ _HOMES = {
     "substring": ("values", "patterns"),
     "bottom": ("values",),
 }
-_EVERY = "true"  # SQL condition without filters
 _VALUE_COLUMNS = {"top": ("tokens", "p"), "bottom": ("bottom_tokens", "bottom_p")}
 _MOST_HITS = 10**9
 _MOST_LETTERS = 1000  # maximum number of characters of a query
@@ -83,7 +76,7 @@ class SearchQuery:
             parts.append(
                 f"{key} IN " + having.format("values", f"argmax {'=' if self.agreement == 'yes' else '<>'} target")
             )
-        return " AND ".join(parts) or _EVERY
+        return " AND ".join(parts) or "true"
 
 
 @dataclass(frozen=True)
@@ -156,7 +149,7 @@ class SearchResult:
 Rows = list[dict[str, Any]]
 
 
-def search(index: Index, query: SearchQuery, arrays: "TriggerText | None" = None) -> SearchResult:
+def search(index: Index, query: SearchQuery) -> SearchResult:
     """Return the memories that pass all filters, best matches first."""
     if not 1 <= query.limit <= _MOST_HITS:
         raise SettingError(f"--limit is {query.limit}; it must be 1 or more, and at most {_MOST_HITS:,}")
@@ -176,7 +169,7 @@ def search(index: Index, query: SearchQuery, arrays: "TriggerText | None" = None
         return _search_patterns(index, query)
     if query.place == "name":
         return _search_names(index, query)
-    return _search_triggers(index, query, arrays)
+    return _search_triggers(index, query)
 
 
 def _result(
@@ -348,17 +341,17 @@ def _split_into_tokens(text: str, readings: set[str]) -> list[str] | None:
 
 # Text in triggers
 
-# Sentences are filtered first, which makes searching for a rare text fast. A prefix is the text up to the end of its
-# last token. Position -1 is BOS alone, which has no text.
-_PREFIX = "left(hit.text, CASE WHEN t.position < 0 THEN 0 ELSE hit.ends[t.position + 1] END)"
+# Sentences are filtered first, which makes searching for a rare text fast. A prefix contains the text if it ends no
+# earlier than the first occurrence of the text in its sentence. Position -1 is BOS alone, which has no text.
 _TRIGGERS = """
-WITH hit AS MATERIALIZED (SELECT sentence, text, ends FROM {{corpus}} WHERE contains({text}, {wanted})),
-matching AS (
+WITH hit AS MATERIALIZED (
+    SELECT sentence, text, ends, strpos({text}, {wanted}) + length({wanted}) - 1 AS least_end
+    FROM {{corpus}} WHERE contains({text}, {wanted})
+), matching AS (
     SELECT t.layer, t.memory, t."end", t.rank, struct_pack(rank := t.rank, coefficient := t.coefficient,
            sentence := t.sentence, position := t.position, next_token := t.next_token) AS trigger
     FROM {{triggers}} t JOIN hit ON t.sentence = hit.sentence
-    WHERE {matches}({prefix}, {wanted})
-      AND {condition}
+    WHERE t.position >= 0 AND {matches} AND {condition}
 )
 SELECT layer, memory, "end", count(*) AS matches, min(rank) AS rank, arg_min(trigger, rank) AS best,
        count(*) OVER () AS total
@@ -366,26 +359,21 @@ FROM matching GROUP BY layer, memory, "end" ORDER BY matches DESC, rank, layer, 
 """
 
 
-def _search_triggers(index: Index, query: SearchQuery, arrays: "TriggerText | None") -> SearchResult:
+def _search_triggers(index: Index, query: SearchQuery) -> SearchResult:
     if len(query.texts) > 1:
         raise SettingError(f"--in triggers takes one text, but {len(query.texts)} were given; put the text in quotes")
     if not query.text:
         raise SettingError("the text to search for is empty; give at least one character")
     ignores = query.text == query.text.lower() if query.ignore_case is None else query.ignore_case
-    if arrays is not None and not query.ends:
-        condition = query.condition(index, "m")
-        sql = f"SELECT layer, list(memory) AS memories FROM {{memories}} m WHERE {condition} GROUP BY layer"
-        allowed = {row["layer"]: row["memories"] for row in index.sql(sql)} if condition != _EVERY else None
-        rows = arrays.search(query.text, ignores, allowed, query.limit)
-    else:
-        sql = _TRIGGERS.format(
-            text="lower(text)" if ignores else "text",
-            prefix=f"lower({_PREFIX})" if ignores else _PREFIX,
-            wanted="lower($1)" if ignores else "$1",
-            matches="suffix" if query.ends else "contains",
-            condition=query.condition(index, "t"),
-        )
-        rows = index.sql(sql, [query.text, query.limit])
+    text, wanted = ("lower(text)", "lower($1)") if ignores else ("text", "$1")
+    stop = "hit.ends[t.position + 1]"
+    sql = _TRIGGERS.format(
+        text=text,
+        wanted=wanted,
+        matches=f"suffix(left({text}, {stop}), {wanted})" if query.ends else f"{stop} >= hit.least_end",
+        condition=query.condition(index, "t"),
+    )
+    rows = index.sql(sql, [query.text, query.limit])
     sentences = index.sentences(sorted({row["best"]["sentence"] for row in rows}))
 
     def hit(row: dict[str, Any], name: MemoryId, summary: str | None) -> TriggerHit:
@@ -393,149 +381,3 @@ def _search_triggers(index: Index, query: SearchQuery, arrays: "TriggerText | No
         return TriggerHit(name, summary, row["end"], row["matches"], trigger)
 
     return _result(index, query, rows, hit)
-
-
-# Text in triggers, as arrays in memory
-
-_MOST_TRIGGERS = 30_000_000
-_GROUPS_AT_ONCE = 4096
-_NEVER = np.iinfo(np.int32).max
-# Where prefixes end, in bytes, by position + 1. Position -1 is BOS alone, which has no text.
-_STOPS = ", ".join(
-    f"""[0] || CASE WHEN strlen(text) = length(text) THEN ends
-        ELSE list_transform(ends, lambda stop: strlen(left({text}, stop))::INTEGER) END AS {name}"""
-    for text, name in (("text", "stops"), ("lower(text)", "lowered_stops"))
-)
-Contains = Callable[[Any], NDArray[np.bool_]]  # triggers (a slice or numbers) -> True for each trigger with the text
-
-
-@dataclass(frozen=True, eq=False)
-class TriggerText:
-    """The text of all triggers as arrays, by memory, end and rank. A group is one end of one memory."""
-
-    text: pa.Array  # [sentences]
-    lowered: pa.Array  # [sentences]
-    number: NDArray[np.int64]  # [sentences]: sentence id
-    sentence: NDArray[np.int32]  # [triggers]: row of the sentence in `text`
-    stop: NDArray[np.int32]  # [triggers]: end of the prefix in `text`, in bytes
-    lowered_stop: NDArray[np.int32]  # [triggers]: end of the prefix in `lowered`, in bytes
-    columns: dict[str, NDArray[Any]]  # [triggers]: rank, coefficient, position, next_token (-1 for none)
-    starts: NDArray[np.int64]  # [groups + 1]: first trigger of each group
-    layer: NDArray[np.int64]  # [groups]
-    memory: NDArray[np.int64]  # [groups]
-    is_top: NDArray[np.bool_]  # [groups]
-
-    @classmethod
-    def read(cls, index: Index) -> "TriggerText | None":
-        """Read all triggers of an index. Return None if they would take too much memory."""
-        if index.sql("SELECT count(*) AS n FROM {triggers}")[0]["n"] > _MOST_TRIGGERS:
-            return None
-        query = f"SELECT sentence, text, lower(text) AS lowered, {_STOPS} FROM {{corpus}} ORDER BY sentence"
-        corpus = pa.Table.from_batches(index.batches(query))
-        text, lowered = (corpus.column(name).combine_chunks() for name in ("text", "lowered"))
-        number = corpus.column("sentence").to_numpy()
-        columns = _ordered_columns(index)
-        layer, memory, is_top = (columns.pop(name) for name in ("layer", "memory", "is_top"))
-        sentence = np.searchsorted(number, columns.pop("sentence")).astype(np.int32)
-        stop, lowered_stop = (
-            _gather(corpus.column(name), sentence, columns["position"] + 1) for name in ("stops", "lowered_stops")
-        )
-        is_first = np.ones(len(memory), np.bool_)
-        is_first[1:] = (np.diff(layer) != 0) | (np.diff(memory) != 0) | (is_top[1:] != is_top[:-1])
-        first = np.flatnonzero(is_first)
-        starts = np.append(first, len(memory))
-        groups = (column[first] for column in (layer, memory, is_top))
-        return cls(text, lowered, number, sentence, stop, lowered_stop, columns, starts, *groups)
-
-    def search(
-        self, text: str, ignore_case: bool, allowed: Mapping[int, Sequence[int]] | None, limit: int
-    ) -> list[dict[str, Any]]:
-        """Return the best groups of the allowed memories (layer -> memories), each with its best matching trigger."""
-        contains = self._contains(text, ignore_case)
-        counts = self._count(contains)
-        if allowed is not None:
-            counts = np.where(self._is_allowed(allowed), counts, 0)
-        groups = np.flatnonzero(counts)
-        if not len(groups):
-            return []
-        shown = min(limit, len(groups))
-        least = np.partition(counts[groups], -shown)[-shown]
-        likely = groups[counts[groups] >= least]
-        best = self._best(contains, likely)
-        by = (
-            ~self.is_top[likely],
-            self.memory[likely],
-            self.layer[likely],
-            self.columns["rank"][best],
-            -counts[likely],
-        )
-        return [
-            {
-                "layer": int(self.layer[likely[place]]),
-                "memory": int(self.memory[likely[place]]),
-                "end": "top" if self.is_top[likely[place]] else "bottom",
-                "matches": int(counts[likely[place]]),
-                "best": self._row(int(best[place])),
-                "total": len(groups),
-            }
-            for place in np.lexsort(by)[:limit].tolist()
-        ]
-
-    def _contains(self, text: str, ignore_case: bool) -> Contains:
-        # DuckDB, which made `lowered`, has one lowercase letter for each capital; Python sometimes has two
-        wanted = "".join(sign.lower() if len(sign.lower()) == 1 else sign for sign in text) if ignore_case else text
-        places = pc.find_substring(self.lowered if ignore_case else self.text, wanted)
-        first = places.to_numpy(zero_copy_only=False)
-        needed = np.where(first < 0, _NEVER, first + len(wanted.encode())).astype(np.int32)  # [sentences]
-        stop = self.lowered_stop if ignore_case else self.stop
-        return lambda rows: stop[rows] >= needed[self.sentence[rows]]
-
-    def _count(self, contains: Contains) -> NDArray[np.int32]:
-        """Return the number of matching triggers of each group, [groups]. Works in parts to bound memory."""
-        counts = np.zeros(len(self.memory), np.int32)
-        for begin in range(0, len(counts), _GROUPS_AT_ONCE):
-            starts = self.starts[begin : begin + _GROUPS_AT_ONCE + 1]
-            is_match = contains(slice(int(starts[0]), int(starts[-1])))
-            counts[begin : begin + len(starts) - 1] = np.add.reduceat(is_match, starts[:-1] - starts[0], dtype=np.int32)
-        return counts
-
-    def _is_allowed(self, allowed: Mapping[int, Sequence[int]]) -> NDArray[np.bool_]:
-        mask = np.zeros(len(self.memory), np.bool_)
-        for layer, memories in allowed.items():
-            of_layer = np.flatnonzero(self.layer == layer)
-            mask[of_layer] = np.isin(self.memory[of_layer], memories)
-        return mask
-
-    def _best(self, contains: Contains, groups: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the first matching trigger of each of these groups. Each group must have one."""
-        lengths = self.starts[groups + 1] - self.starts[groups]
-        begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-        rows = np.arange(lengths.sum()) + np.repeat(self.starts[groups] - begins, lengths)
-        best: NDArray[np.int64] = np.minimum.reduceat(np.where(contains(rows), rows, np.iinfo(np.int64).max), begins)
-        return best
-
-    def _row(self, trigger: int) -> dict[str, Any]:
-        """Return a trigger as a row of its table."""
-        row = {name: column[trigger].item() for name, column in self.columns.items()}
-        row["next_token"] = None if row["next_token"] < 0 else row["next_token"]
-        return row | {"sentence": int(self.number[self.sentence[trigger]])}
-
-
-def _gather(lists: pa.ChunkedArray, rows: NDArray[Any], places: NDArray[Any]) -> NDArray[np.int32]:
-    """Return lists[rows[i]][places[i]] for every i."""
-    whole = lists.combine_chunks()
-    entries: NDArray[np.int32] = whole.values.to_numpy()[whole.offsets.to_numpy()[rows] + places].astype(np.int32)
-    return entries
-
-
-def _ordered_columns(index: Index) -> dict[str, NDArray[Any]]:
-    """Return the columns of the triggers by memory, end (top first) and rank, which is the order of a scan."""
-    names = ["layer", "memory", "end", "rank", "coefficient", "sentence", "position", "next_token"]
-    table = index.table("triggers", names)
-    table = table.set_column(2, "is_top", pc.equal(table.column("end"), "top"))
-    table = table.set_column(7, "next_token", pc.fill_null(table.column("next_token"), -1))
-    columns = {name: table.column(name).to_numpy() for name in table.column_names}
-    order = np.lexsort((columns["rank"], ~columns["is_top"], columns["memory"], columns["layer"]))
-    if (np.diff(order) < 0).any():
-        columns = {name: column[order] for name, column in columns.items()}
-    return columns

@@ -22,7 +22,6 @@ from memlens.errors import MemlensError, ModelError, SettingError
 from memlens.files import file_stamp, reader_of
 from memlens.index.format import MANIFEST
 from memlens.index.reader import Index
-from memlens.index.search import TriggerText
 from memlens.memory import MemoryId
 from memlens.settings import LiveSettings
 from memlens.tracer.intervention import Intervention
@@ -115,11 +114,6 @@ class ServedIndex(Index):
 
     def _check_opened(self, tables: Iterable[str]) -> None:
         super()._check_opened(table for table in tables if table not in self._copied_tables)
-
-
-def trigger_text(index: ServedIndex) -> TriggerText | None:
-    """Return the texts of all triggers for searching, or None if they are too large."""
-    return index.remember("trigger text", lambda: TriggerText.read(index))
 
 
 class KeptPrompts:
@@ -289,7 +283,6 @@ class Workbench:
         steps: list[Callable[[], object]] = [
             partial(read_statistics, index),
             index.copy_tables,
-            partial(trigger_text, index),
             *([] if other is None else [other.copy_tables]),
             partial(import_module, "memlens.pattern.related"),
         ]

@@ -35,7 +35,7 @@ from memlens.web.memory_map import read_statistics
 from memlens.web.pages.collections import names_beside
 from memlens.web.pages.memory import check_prompt_length
 from memlens.web.rendering import LIVE_PROBLEMS, MODEL_PROBLEMS, Bench, page, run_model, status_of
-from memlens.web.workbench import ServedIndex, Workbench, trigger_text
+from memlens.web.workbench import ServedIndex, Workbench
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
@@ -162,7 +162,7 @@ def search_memories(bench: Bench, asked: Asked) -> SearchResult:
     """List the memories that pass all filters, best matches first."""
     if asked.place == "fires":
         raise SettingError("in=fires has no results here; use /api/fires?text=...")
-    return search(bench.index, asked.query, trigger_text(bench.index))
+    return search(bench.index, asked.query)
 
 
 def _find_firing(
@@ -206,7 +206,7 @@ async def _show_results(request: Request, bench: Workbench, asked: SearchRequest
         if asked.place == "fires" and asked.q:
             return await run_model(request, bench, show_firing)
         # a search without a text lists all memories
-        return await run_in_threadpool(lambda: show(search(bench.index, asked.query, trigger_text(bench.index))))
+        return await run_in_threadpool(lambda: show(search(bench.index, asked.query)))
     except MemlensError as error:
         return await run_in_threadpool(show, None, str(error), status_of(error))
 
