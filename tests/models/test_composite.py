@@ -9,7 +9,7 @@ import torch
 
 from memlens.errors import ModelError, UnsupportedModel
 from memlens.models.huggingface import quiet_transformers
-from memlens.models.info import sizes_before_loading
+from memlens.models.info import count_parameters
 from memlens.models.load import load
 from memlens.testing import tiny_network, tiny_tokenizer
 
@@ -57,12 +57,10 @@ def test_the_experts_of_a_multimodal_mixture_are_found(tmp_path: Path) -> None:
         assert group.kind == "routed" and torch.equal(group.values, down[group.expert].T)
 
 
-def test_the_sizes_before_loading_are_those_of_the_text_stack(tmp_path: Path) -> None:
+def test_the_parameters_of_a_multimodal_model_are_counted_before_it_is_loaded(tmp_path: Path) -> None:
     network = tiny_network("llava", vision_config={"num_hidden_layers": 9, "intermediate_size": 640})
     folder = save(network, tmp_path / "model")
-    sizes = sizes_before_loading(folder)
-    assert sizes is not None and sizes.memories == tuple(layer.memories for layer in load(folder).layers)
-    assert sizes.parameters == sum(parameter.numel() for parameter in network.parameters())
+    assert count_parameters(folder) == sum(parameter.numel() for parameter in network.parameters())
 
 
 @pytest.mark.parametrize("model_type", ["llava", pytest.param("qwen2_audio", marks=pytest.mark.sweep)])
@@ -71,7 +69,7 @@ def test_a_configuration_without_its_text_model_is_rejected(model_type: str, tmp
     settings = json.loads((folder / "config.json").read_text())
     del settings["text_config"]
     (folder / "config.json").write_text(json.dumps(settings))
-    assert sizes_before_loading(folder) is None
+    assert count_parameters(folder) is None
     with pytest.raises(
         ModelError, match=r"config\.json has no text_config, so the sizes of its text model are unknown"
     ) as no:
@@ -84,8 +82,7 @@ def test_a_configuration_with_top_level_sizes_of_its_text_model_is_read(tmp_path
     settings = json.loads((folder / "config.json").read_text())
     text = settings.pop("text_config")
     (folder / "config.json").write_text(json.dumps(text | settings))  # like the first checkpoints of Qwen2-VL
-    sizes = sizes_before_loading(folder)
-    assert sizes is not None and sizes.width == 32
+    assert load(folder).width == 32
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def info(
 
     settings = ScanSettings(threads=usable_cores() if threads is None else threads)
     if estimate:
-        _note_memory(screen, model, dtype, settings)
+        _note_memory(screen, model, dtype)
     loaded = load(model, device=device, dtype=dtype)
     facts = describe(loaded)
     if estimate:
@@ -98,19 +98,15 @@ def info(
         _print_model(screen, facts, cost)
 
 
-def _note_memory(screen: Screen, model: str, dtype: str, settings: ScanSettings) -> None:
-    """Print how much memory a scan needs, before the model is loaded."""
-    from memlens.models.info import sizes_before_loading
-    from memlens.scanner.resources import free_memory, memory_before_loading
+def _note_memory(screen: Screen, model: str, dtype: str) -> None:
+    """Print how much memory the weights need, before the model is loaded."""
+    from memlens.models.info import count_parameters
+    from memlens.scanner.resources import free_memory
 
-    sizes = sizes_before_loading(model)
-    if sizes is None:
-        return
-    needed = memory_before_loading(sizes, settings, _BYTES.get(dtype, 4))
-    parts = ", ".join(f"{name} {size(count)}" for name, count in needed.items() if count)
-    total, free = sum(needed.values()), free_memory()
-    advice = "" if total < free else "; try --dtype bfloat16, or scan with --layer-budget or --device-map"
-    screen.note(f"a scan needs about {size(total)} of memory ({parts}); {size(free)} are free{advice}")
+    if (parameters := count_parameters(model)) is not None:
+        needed, free = parameters * _BYTES.get(dtype, 4), free_memory()
+        advice = "" if needed < free else "; try --dtype bfloat16 or --device-map"
+        screen.note(f"the weights need about {size(needed)} of memory; {size(free)} are free{advice}")
 
 
 def _print_model(screen: Screen, facts: ModelInfo, cost: ScanEstimate | None) -> None:

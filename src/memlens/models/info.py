@@ -1,23 +1,12 @@
-"""Facts about a loaded model, and the sizes of a model that is not loaded yet.
-
-Sizes come from the configuration: the network is built on torch's meta device, and memories are counted by the shapes
-of its linear maps. Loading then discovers and proves them. For a fairseq checkpoint only the file size is known.
-"""
+"""Facts about a loaded model, and the number of parameters of a model that is not loaded yet."""
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import nn
 
 from memlens.errors import MemlensError
-from memlens.models.experts import is_experts
 from memlens.models.gguf import read_head
-from memlens.models.groups import input_rows
-from memlens.models.huggingface import check_kind, text_config
+from memlens.models.huggingface import check_kind
 from memlens.models.load import bundled_folder, check_text_config, network_without_weights, read_config
 from memlens.models.memory_model import MemoryModel
 from memlens.models.proof import Proof
@@ -88,78 +77,23 @@ def describe(model: MemoryModel) -> ModelInfo:
     )
 
 
-@dataclass(frozen=True)
-class ModelSizes:
-    """The sizes of a model. `memories` is empty if only the file size is known."""
+def count_parameters(model: str | os.PathLike[str]) -> int | None:
+    """Return the number of parameters of a checkpoint without loading it, or None if it cannot be determined.
 
-    parameters: int
-    memories: tuple[int, ...] = ()  # number of memories by layer
-    widest: int = 0  # number of memories of the largest group, because experts run one after another
-    width: int = 0
-    gated: bool = False
-    unpacked: int = 0  # bytes of additional float32 weights in memory while a .gguf file is read
-
-
-def sizes_before_loading(model: str | os.PathLike[str]) -> ModelSizes | None:
-    """Return the sizes of a checkpoint without loading it, or None if they cannot be determined."""
+    The network of the configuration is built on torch's meta device. The count of a fairseq checkpoint is estimated
+    from the size of its file.
+    """
     name = os.fspath(model)
     try:
         place = bundled_folder() if name == "bundled" else Path(name).expanduser()
-    except RuntimeError:  # "~name" of an unknown user, which loading reports
-        return None
-    if (place / "model.pt").is_file():
-        return ModelSizes((place / "model.pt").stat().st_size // 4)
-    try:
+        if (place / "model.pt").is_file():
+            return (place / "model.pt").stat().st_size // 4
         if place.suffix.lower() == ".gguf":
-            return _from_gguf(place) if place.is_file() else None
-        return _from_configuration(str(place) if place.is_dir() else name)
-    except MemlensError:
-        return None  # loading reports the reason
-
-
-def _from_gguf(path: Path) -> ModelSizes:
-    """Return the sizes after dequantization, during which each tensor is float32."""
-    head = read_head(path)
-    sizes = _from_configuration(str(path.resolve().parent), gguf_file=path.name)
-    return replace(sizes, unpacked=4 * sum(tensor.numel() for tensor in head.tensors.values()))
-
-
-def _from_configuration(place: str, **options: str) -> ModelSizes:
-    config = read_config(place, place, **options)
-    check_kind(config, place)
-    if not options:
-        check_text_config(place, config, place)
-    network = network_without_weights(config, place)
-    width = int(text_config(config).hidden_size)
-    text = network.get_decoder()  # without networks for images or audio, which may be larger
-    lists = [module for module in (text or network).modules() if isinstance(module, nn.ModuleList)]
-    blocks: Any = max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()), default=[])
-    by_block = [[size for module in block.modules() for size in _memories_in(module, width)] for block in blocks]
-    return ModelSizes(
-        parameters=sum(parameter.numel() for parameter in network.parameters()),
-        memories=tuple(sum(count * size for count, size, _ in parts) for parts in by_block) if any(by_block) else (),
-        widest=max((size for parts in by_block for _, size, _ in parts), default=0),
-        width=width,
-        gated=any(gated for parts in by_block for *_, gated in parts),
-    )
-
-
-def _memories_in(module: Any, width: int) -> Iterator[tuple[int, int, bool]]:
-    """Yield (groups, memories per group, gated) for modules that look like a feed-forward part."""
-    if is_experts(module):
-        size = module.down_proj.shape[1 if module.is_transposed else 2]
-        yield module.num_experts, size, bool(module.has_gate)
-        return
-    maps = [tuple(input_rows(child).shape) for child in module.children() if _is_map(child)]
-    names = (*vars(module), *(name for name, _child in module.named_children()))
-    if not any("act" in name or "gelu" in name for name in names):
-        return  # attention has maps of the same shapes but no activation
-    for out, size in maps:
-        inward = [rows for rows, inputs in maps if inputs == width and (rows, inputs) != (out, size)]
-        if out == width and inward in ([size], [size, size], [2 * size]):
-            yield 1, size, inward != [size]
-
-
-def _is_map(module: Any) -> bool:
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, torch.Tensor) and weight.dim() == 2
+            return sum(tensor.numel() for tensor in read_head(place).tensors.values())
+        name = str(place) if place.is_dir() else name
+        config = read_config(name, name)
+        check_kind(config, name)
+        check_text_config(name, config, name)
+        return sum(parameter.numel() for parameter in network_without_weights(config, name).parameters())
+    except (MemlensError, RuntimeError):  # loading reports the reason; "~name" of an unknown user is a RuntimeError
+        return None

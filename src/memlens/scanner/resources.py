@@ -18,10 +18,8 @@ import numpy as np
 from memlens.corpus.readers import list_files
 from memlens.corpus.sentences import ScanSentence
 from memlens.errors import SettingError
-from memlens.models.info import ModelSizes
 from memlens.models.memory_model import MemoryModel
 from memlens.pool import usable_cores
-from memlens.scanner.layer import LayerScan
 from memlens.scanner.scan import Scanner, plan_batches
 from memlens.scanner.state import LayerShape, ScanState, shapes_of
 from memlens.settings import CorpusSettings, ScanRunSettings, ScanSettings, is_hub_source
@@ -126,24 +124,6 @@ def check_list_memory(shapes: Mapping[int, LayerShape], settings: ScanSettings, 
             f"--top is {settings.top}: trigger lists of this length use {needed / 1e9:,.1f} GB, more than half of the "
             f"{free_memory() / 1e9:,.1f} GB that are free; use a lower --top, fewer --layers or --layer-budget"
         )
-
-
-def memory_before_loading(sizes: ModelSizes, settings: ScanSettings, bytes_a_number: int) -> dict[str, int]:
-    """Return the bytes that a scan needs for weights, lists, a batch and unpacking, without loading the model."""
-    bottom = settings.bottom == "yes" or (settings.bottom == "auto" and sizes.gated)
-    two, one = (
-        sum(a.nbytes for a in LayerScan(0, n, bottom, gated=sizes.gated, settings=settings).arrays().values())
-        for n in (2, 1)
-    )
-    width = (3 if sizes.gated else 2) * sizes.widest + 8 * sizes.width
-    lists = sum(sizes.memories) * (two - one) + len(sizes.memories) * (2 * one - two)  # part of the counts is per layer
-    batch = settings.batch_tokens * width * bytes_a_number
-    return {
-        "weights": sizes.parameters * bytes_a_number,
-        "lists": lists,
-        "a batch": batch,
-        "unpacking": max(0, sizes.unpacked - lists - batch),  # unpacking ends before the lists are created
-    }
 
 
 @dataclass(frozen=True)
