@@ -18,7 +18,7 @@ import memlens
 from memlens.cli import main
 from memlens.errors import IndexFolderError, MemlensError
 from memlens.files import checksum, facts_of, is_sealed, read_json, write_sealed
-from memlens.index.check import DAMAGED, NOT_NOTED, OUTDATED
+from memlens.index.check import DAMAGED, NOT_LISTED, OUTDATED
 from memlens.index.format import SCHEMA_VERSION, TRIGGERS_SCHEMA
 
 
@@ -158,7 +158,7 @@ def test_what_a_killed_stage_has_left_is_told_but_no_damage(index: Path) -> None
     (index / "keys.parquet.part").write_bytes(b"half")
     check = memlens.check(index)
     assert check.is_whole
-    assert {f.file for f in check.findings if f.state == NOT_NOTED} == {"values.parquet", "keys.parquet.part"}
+    assert {f.file for f in check.findings if f.state == NOT_LISTED} == {"values.parquet", "keys.parquet.part"}
 
 
 def test_damaged_annotations_are_named_and_a_folder_that_is_no_index_is_refused(index: Path, tmp_path: Path) -> None:

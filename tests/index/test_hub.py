@@ -57,7 +57,7 @@ def test_the_card_says_what_the_manifest_says(hub: Hub, tiny_gpt2_values: Index)
     assert latest is not None
     card = latest[1]["README.md"].decode()
     manifest = tiny_gpt2_values.manifest
-    assert "every token: its count" in card and "the experiment tokens" not in card
+    assert "one row per token: its count" in card and "the experiment tokens" not in card
     assert card.startswith("---\n") and "config_name: triggers" in card
     assert f"| tokens | {manifest.counts.tokens:,} |" in card and "`--top 7`" in card
     assert all(f"`{name}`" in card and facts.sha256[:16] in card for name, facts in manifest.files.items())

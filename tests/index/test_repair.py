@@ -106,7 +106,7 @@ def test_without_a_backup_a_checksum_is_proven_by_later_tables(complete: Index, 
     path.write_bytes(before[:place] + (b"0" if before[place : place + 1] != b"0" else b"1") + before[place + 1 :])
     (folder / "manifest.backup.json").unlink()
     (line,) = restore_manifest(folder)
-    assert line.startswith("manifest.json was rebuilt; nothing but") and path.read_bytes() == before
+    assert line.startswith("manifest.json was rebuilt from the damaged one") and path.read_bytes() == before
 
 
 def test_without_a_backup_a_table_that_nothing_proves_is_left_out(
@@ -116,7 +116,8 @@ def test_without_a_backup_a_table_that_nothing_proves_is_left_out(
     damage(folder / "patterns.parquet")
     flip_character(folder / "manifest.json", (folder / "manifest.json").read_bytes().index(b'"seal"') + 10)
     (folder / "manifest.backup.json").unlink()
-    assert restore_manifest(folder)[1:] == ["not proven: patterns.parquet, which was left out; make it again"]
+    line = "left out: patterns.parquet, because it could not be verified; compute it again"
+    assert restore_manifest(folder)[1:] == [line]
 
 
 def test_a_manifest_that_is_lost_with_its_backup_cannot_be_restored(

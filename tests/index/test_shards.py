@@ -37,7 +37,7 @@ def test_parts_in_any_order_give_the_bytes_of_one_process(parts: list[Path], alo
 
 def test_a_part_is_no_index_and_says_what_it_is_and_the_corpus_is_kept_once(parts: list[Path]) -> None:
     for part in parts:
-        with pytest.raises(IndexFolderError, match="one shard of a scan; join all shards with `memlens merge"):
+        with pytest.raises(IndexFolderError, match="one shard of a scan; merge all shards with `memlens merge"):
             memlens.open_index(part)
     assert [(part / "partial" / "corpus.parquet").is_file() for part in parts] == [True, False, False]
 
@@ -64,7 +64,7 @@ def test_parts_of_another_kind_of_processor_are_joined_and_told(
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "other")
     scans.run(tmp_path / "part", shard="2/3")
     code, _, err = run("merge", parts[0], tmp_path / "part", parts[2], "-o", tmp_path / "index")
-    assert code == 0 and err.count("parts of this scan are of torch") == 1 and " other; last bits may differ" in err
+    assert code == 0 and err.count("parts of this scan were made with torch") == 1 and " other; the last bits" in err
     hands = memlens.open_index(tmp_path / "index").manifest.scanned_with
     assert [hand["processor"].endswith("other") for hand in hands] == [False, True]
     assert tables_of(tmp_path / "index") == tables_of(scans.alone)
@@ -80,7 +80,7 @@ def test_a_scan_that_is_continued_on_another_kind_of_processor_says_so(
     with monkeypatch.context() as patch:
         patch.setenv("ATEN_CPU_CAPABILITY", "other")
         code, _, err = run(*command)
-    assert code == 0 and err.count("parts of this scan are of torch") == 1
+    assert code == 0 and err.count("parts of this scan were made with torch") == 1
     assert len(memlens.open_index(tmp_path).manifest.scanned_with) == 2
     command[-7] = tmp_path.with_name("again")
     code, _, err = run(*command)
@@ -122,7 +122,7 @@ def test_a_part_whose_sentences_begin_elsewhere_is_refused(
         scans.run(tmp_path / "part", shard="2/3")
     ours, theirs = (open_shard(folder).document.tokens.split() for folder in (parts[1], tmp_path / "part"))
     assert ours[0] == theirs[0] and ours[1] != theirs[1]
-    with pytest.raises(IndexFolderError, match="a scan of another cut of the corpus, compared with"):
+    with pytest.raises(IndexFolderError, match="a scan of another division of the corpus into sentences"):
         memlens.merge([parts[0], tmp_path / "part", parts[2]], out=tmp_path / "index")
     assert not (tmp_path / "index").exists()
 

@@ -40,7 +40,7 @@ _STYLES = {
     "damaged": "bold red",
     "unreadable": "bold yellow",
     "outdated": "yellow",
-    "not noted": "yellow",
+    "not listed": "yellow",
 }
 
 

@@ -180,7 +180,7 @@ def build_index(
                 made_by = staging.scanned_with(folder)
                 publish(folder, scanned, store, vocabulary, facts, plan, made_by)
             else:
-                shards.finish(folder, facts, plan, shapes, store)
+                shards.finish_shard(folder, facts, plan, shapes, store)
     return plan
 
 
@@ -217,7 +217,7 @@ def layers_to_scan(model: MemoryModel, settings: ScanSettings) -> tuple[int, ...
 
 
 def model_facts(model: MemoryModel, plan: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts about the model for the manifest."""
+    """Return the manifest's description of the model."""
     first = model.first
     dense = [tuple(group.kind for group in block.groups) == ("dense",) for block in model.layers]
     groups = {
@@ -277,9 +277,9 @@ def _scan(
     progress: Progress,
     stopper: Stopper,
 ) -> JoinedParts:
-    """Scan all batches that no part contains. The layer budget determines the number of passes over the corpus."""
+    """Scan all batches that no part contains. With a layer budget, pass over the corpus several times."""
     bos = bos_to_feed(model, settings)
-    counts = store.batches(lambda number, own: len(plan_batches(number, own, settings, bos)), stopper.check)
+    counts = store.batches(lambda number, window: len(plan_batches(number, window, settings, bos)), stopper.check)
     parts.check()
     before = JoinedParts([parts], shapes, settings)
     total = int(store.counts["tokens"]) // (1 if shard is None else shard.of)  # approximate for a shard

@@ -1,10 +1,10 @@
 """Verification of every file of an index (`memlens check`), and restoration of a damaged manifest.
 
 whole        present, with the checksum and content that the manifest records
-damaged      missing, changed, unreadable, or with rows about something that the index does not contain
+damaged      missing, changed, unreadable, or with a reference to something that the index does not contain
 unreadable   present, but the system denies reading it: permissions, a lock, a failing disk
 outdated     whole, but made from a table that was replaced since
-not noted    present, but not in the manifest: left by a killed stage, or a user's file
+not listed   present, but not in the manifest: left by a killed stage, or a user's file
 """
 
 import shutil
@@ -61,7 +61,7 @@ _PREFIX_TABLES = ("triggers", "ordinary", "quadrants")
 
 
 def find_bad_reference(index: Index, table: str, with_corpus: bool = True) -> str:
-    """Return a sentence about a row that refers to something that does not exist, or ""."""
+    """Describe a row that refers to something outside the index. Returns "" if there is none."""
     columns = set(index.schema_names(table))
     problem = _find_bad_memory(index, table) if {"layer", "memory"} <= columns else ""
     if not problem and table in _PREFIX_TABLES and with_corpus:
@@ -70,7 +70,7 @@ def find_bad_reference(index: Index, table: str, with_corpus: bool = True) -> st
 
 
 def _find_bad_memory(index: Index, table: str) -> str:
-    """Return a sentence about a layer that was not scanned or a memory that its layer does not have, or ""."""
+    """Describe a reference to a layer or a memory that was not scanned. Returns "" if there is none."""
     rows = index.sql(
         f"SELECT layer, min(memory) AS low, max(memory) AS high, count(*) AS rows, "
         f"count(DISTINCT memory) AS memories FROM {{{table}}} WHERE memory IS NOT NULL GROUP BY layer ORDER BY layer"
@@ -88,7 +88,7 @@ def _find_bad_memory(index: Index, table: str) -> str:
 
 
 def _find_bad_prefix(index: Index, table: str) -> str:
-    """Return a sentence about a missing sentence or a position beyond the end of its sentence, or ""."""
+    """Describe a reference to a missing sentence, or to a position after its end. Returns "" if there is none."""
     wrong = index.sql(
         f"SELECT t.sentence, t.position, c.sentence IS NULL AS lost FROM "
         f"(SELECT sentence, min(position) AS low, max(position) AS position FROM {{{table}}} GROUP BY sentence) t "
@@ -103,7 +103,7 @@ def _find_bad_prefix(index: Index, table: str) -> str:
     return f"it refers to position {row['position']} of sentence {row['sentence']}, which is shorter"
 
 
-WHOLE, DAMAGED, UNREADABLE, OUTDATED, NOT_NOTED = "whole", "damaged", "unreadable", "outdated", "not noted"
+WHOLE, DAMAGED, UNREADABLE, OUTDATED, NOT_LISTED = "whole", "damaged", "unreadable", "outdated", "not listed"
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Check:
         return not self.damaged and not self.unreadable
 
     def to_make_again(self) -> list[str]:
-        """Return the damaged or outdated tables of later stages.
+        """Return the names of the damaged or outdated tables that later stages can rebuild.
 
         Raises:
             IndexFolderError: A damaged file cannot be rebuilt from the others.
@@ -219,7 +219,7 @@ def _compare_with_others(index: Index, finding: Finding, damaged: set[str]) -> F
     if problem:
         return Finding(name, DAMAGED, problem)
     old = [table for table, then in _made_from(index, name).items() if then != index.manifest.sha256(table)]
-    return Finding(name, OUTDATED, f"made from an earlier {old[0]}; make it again") if old else finding
+    return Finding(name, OUTDATED, f"computed from an earlier {old[0]}; compute it again") if old else finding
 
 
 def _made_from(index: Index, name: str) -> dict[str, Any]:
@@ -231,43 +231,43 @@ def _made_from(index: Index, name: str) -> dict[str, Any]:
     if name in (PATTERNS, NAMES, LOWER_PATTERNS):
         return dict(manifest.patterns.made_from) if manifest.patterns else {}
     if name == ROLES:
-        noted = manifest.content.get("roles", {})
-        is_read_otherwise = manifest.values.reading not in (None, noted.get("reading"))
-        return {**noted.get("from", {}), **({"values": None} if is_read_otherwise else {})}
+        note = manifest.content.get("roles", {})
+        has_other_reading = manifest.values.reading not in (None, note.get("reading"))
+        return {**note.get("from", {}), **({"values": None} if has_other_reading else {})}
     if name == EFFECTS:
         return dict(manifest.content.get("effects", {}).get("from", {}))
     if folder != EXPERIMENTS:
         return {}
     if table in ("prefixes", "prefix-layers"):
-        noted = manifest.prefix_pass.content
-        return {"values": noted["values"]} if "values" in noted else {}
+        note = manifest.prefix_pass.content
+        return {"values": note["values"]} if "values" in note else {}
     return dict(manifest.experiment(table).made_from)
 
 
 def _find_other_files(index: Index) -> Iterator[Finding]:
     """Yield findings about files that the manifest does not list."""
-    noted = {*index.manifest.files, *SCAN_TABLES}
+    listed_files = {*index.manifest.files, *SCAN_TABLES}
     for path in sorted([*index.folder.glob("*.parquet"), *index.folder.glob(f"{EXPERIMENTS}/*.parquet")]):
         name = path.relative_to(index.folder).as_posix()
-        if name not in noted:
-            yield Finding(name, NOT_NOTED, "a stage was stopped while it was written; make it again")
+        if name not in listed_files:
+            yield Finding(name, NOT_LISTED, "its stage was stopped while it wrote this file; run the stage again")
     for path in sorted(index.folder.glob("**/*.part")):
         if not path.is_relative_to(index.folder / PARTIAL):
-            yield Finding(path.relative_to(index.folder).as_posix(), NOT_NOTED, "left by a stage that was killed")
+            yield Finding(path.relative_to(index.folder).as_posix(), NOT_LISTED, "left behind by a killed stage")
     if (index.folder / PARTIAL).is_dir():
-        yield Finding(PARTIAL, NOT_NOTED, "an unfinished scan that is to replace this index")
+        yield Finding(PARTIAL, NOT_LISTED, "an unfinished scan that will replace this index")
 
 
 # A damaged manifest
 
 
 def restore_manifest(folder: Path) -> list[str]:
-    """Restore a damaged manifest and keep the damaged one under another name.
+    """Restore a damaged manifest. The damaged file is kept under another name.
 
     1. A backup with a valid checksum restores the whole manifest.
-    2. Without one, the damaged manifest is used if it can be parsed and fits the tables. A table is kept if its file
-       has the recorded checksum, or if a later table records the checksum of the file as its source. Other tables are
-       left out. Counts are computed again. The plan and the notes cannot be verified.
+    2. Otherwise, the damaged manifest is used if it can be parsed and fits the tables. A later table is kept if its
+       file has the recorded checksum, or if another table names that checksum as its source. The plan and the notes
+       cannot be verified.
 
     Returns:
         Lines that state what was done and what could not be verified. Empty if the manifest is not damaged or the
@@ -320,7 +320,7 @@ def _rebuild_manifest(folder: Path, damage: IndexFolderError) -> tuple[Manifest,
             raise ValueError("another schema version")
     except (MemlensError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise damage from error
-    lines = [f"{MANIFEST} was rebuilt; nothing but the damaged file describes the model, the plan and the settings"]
+    lines = [f"{MANIFEST} was rebuilt from the damaged one; model, plan and settings could not be verified"]
     notes = [manifest.values, manifest.patterns, manifest.prefix_pass, *manifest.experiments.values()]
     recorded = {(table, then) for note in notes if note is not None for table, then in note.made_from.items()}
     for name, facts in manifest.files.items():
@@ -331,10 +331,10 @@ def _rebuild_manifest(folder: Path, damage: IndexFolderError) -> tuple[Manifest,
         if actual is not None and ((table, actual.sha256) in recorded or name in SCAN_TABLES + OPTIONAL_TABLES):
             manifest = manifest.with_files({name: {**manifest.content["files"][name], **asdict(actual)}})
             if (table, actual.sha256) not in recorded:
-                lines.append(f"not proven: {name} differs from its checksum, but its content fits the index")
+                lines.append(f"not verified: {name} differs from its checksum, but its content fits the index")
         else:
             manifest = manifest.with_files({}, without=[name])
-            lines.append(f"not proven: {name}, which was left out; make it again")
+            lines.append(f"left out: {name}, because it could not be verified; compute it again")
     for name in SCAN_TABLES:
         if name not in manifest.files or find_problem(folder / name, name, manifest):
             raise damage

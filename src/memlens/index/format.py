@@ -12,13 +12,14 @@
     experts.parquet        one row per routed expert: how often the router chooses it (mixtures of experts only)
     routing.parquet        prefixes that are routed to an expert (mixtures of experts only)
     values.parquet         tokens that values promote and demote (`memlens values`)
-    keys.parquet           tokens that match a key on their own (`memlens values`)
-    routers.parquet        tokens that match a router row on their own (`memlens values`, mixtures of experts only)
-    tokens.parquet         tokens: trained or not, classes (`memlens values`)
+    keys.parquet           tokens whose embedding alone matches a key (`memlens values`)
+    routers.parquet        tokens whose embedding alone matches a router row (`memlens values`, mixtures only)
+    tokens.parquet         one row per token: whether it was trained, its classes (`memlens values`)
     patterns.parquet       patterns that triggers share (`memlens patterns`)
     names.parquet          one line per memory (`memlens patterns`)
     lower_patterns.parquet patterns that the most negative triggers share (`memlens patterns`, gated blocks only)
     roles.parquet          the role of each memory (`memlens roles`)
+    effects.parquet        the effects of silencing the memories of a role (`memlens roles --effects`)
     experiments/           tables of experiments (`memlens experiment`)
     annotations.jsonl      labels, verdicts and notes, one event per line
     partial/               the state of an unfinished scan
@@ -128,7 +129,7 @@ COUNTS_SCHEMA = pa.schema(
     [
         ("layer", pa.int32()),
         ("memory", pa.int32()),
-        # lists with one number per range of positions (`position_edges` in the manifest):
+        # The first three columns have one number per range of positions (`position_edges` in the manifest).
         ("fired", pa.list_(pa.int64())),  # prefixes on which the memory is active
         ("prefixes", pa.list_(pa.int64())),  # prefixes that reached the memory
         ("sentences", pa.list_(pa.int64())),  # sentences with a prefix that reached the memory
@@ -345,7 +346,7 @@ class ManifestDocument(msgspec.Struct, frozen=True):
 class Manifest:
     """The manifest of a complete index."""
 
-    content: Mapping[str, Any]  # the parsed file, with entries that memlens does not know
+    content: Mapping[str, Any]  # the parsed file, including entries that memlens does not know
 
     @classmethod
     def read(cls, folder: Path, advice: str = "") -> Manifest:
@@ -485,7 +486,7 @@ def _check_schema_version(version: Any, folder: Path) -> None:
 
 
 def find_problem(path: Path, name: str, manifest: Manifest) -> str:
-    """Return a problem of the content of a table, or "". Reads the Parquet footer only.
+    """Describe invalid content of a table. Returns "" if there is none. Reads the Parquet footer only.
 
     A valid checksum does not guarantee valid content, because the author of a table also writes its checksum. Columns,
     the number of rows, and the smallest and largest layer, memory, sentence, position and token must fit the manifest.
@@ -517,7 +518,7 @@ def find_problem(path: Path, name: str, manifest: Manifest) -> str:
 
 
 def _find_null(row_group: Any, name: str) -> str:
-    """Return a sentence about a null in a table of the scan, or about a column without a null count."""
+    """Describe a null in a table of the scan, or a column without a null count. Returns "" if there is neither."""
     if name not in SCHEMAS or not row_group.num_rows:
         return ""
     for number in range(row_group.num_columns):
@@ -536,7 +537,7 @@ def expected_rows(name: str, manifest: Manifest) -> int | None:
 
 
 def _find_bad_number(row_group: Any, name: str, manifest: Manifest) -> str:
-    """Return a sentence about a number out of range, found in the statistics of a row group, or ""."""
+    """Describe a number that the statistics of a row group show to be out of range. Returns "" if there is none."""
     ranges = {}
     for number in range(row_group.num_columns):
         column = row_group.column(number)

@@ -68,7 +68,7 @@ _PART = r"\w(?:[\w.-]{0,94}\w)?"
 _REPOSITORY = re.compile(rf"(?!.*(?:--|\.\.|\.git$)){_PART}/{_PART}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SILENCE = 120.0  # seconds until an unanswered request fails; the client sets no limit
-_OWN = {CARD, ".gitattributes"}  # files of a repository that are not part of the index
+_OTHER_FILES = {CARD, ".gitattributes"}  # files of a repository that are not part of the index
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ def push(index: Index, repo: str, *, private: bool = False, progress: Progress =
         api.create_repo(where.name, repo_type=_KIND, private=private, exist_ok=True)
         before = api.dataset_info(where.name, revision=where.revision, timeout=_SILENCE)
         present = {file.rfilename for file in before.siblings or []}
-        if MANIFEST not in present and present - _OWN:
+        if MANIFEST not in present and (foreign := present - _OTHER_FILES):
             raise HubError(
-                f"{where.name} holds '{min(present - _OWN)}', which is not part of an index; name another repository"
+                f"{where.name} holds '{min(foreign)}', which is not part of an index; name another repository"
             )
         outdated = {name for name in present - sources.keys() if name.endswith(".parquet") or name == REPORT}
         # upload_folder() may split an upload into several commits, and lists the repository without a timeout
@@ -167,11 +167,11 @@ def _pull(where: Repository, commit: str, out: Path, resume: bool, progress: Pro
     if has_resumable_scan(out):
         raise IndexFolderError(f"{out} holds an unfinished scan; finish it, or choose another folder with -o")
     partial = out / PARTIAL
-    wanted = {"repository": where.name, "commit": commit}
-    if not (partial / PULL).is_file() or read_json(partial / PULL) != wanted:
+    source = {"repository": where.name, "commit": commit}
+    if not (partial / PULL).is_file() or read_json(partial / PULL) != source:
         remove_partial(out)
         partial.mkdir()
-        write_json(partial / PULL, wanted)
+        write_json(partial / PULL, source)
     download = partial / _DOWNLOAD
     try:
         _download(where, commit, download, [MANIFEST])
@@ -262,19 +262,19 @@ def copy_of(repo: str) -> Path:
     where = Repository.parse(repo)
     home = Path(constants.HF_HOME) / "memlens" / where.name.replace("/", "--")
     latest = home / "latest.json"
-    known = read_json(latest) if latest.is_file() else {}
+    commits = read_json(latest) if latest.is_file() else {}  # revision -> the commit that was used last
     try:
         with _hub(where) as api:
             commit = where.revision if _COMMIT.fullmatch(where.revision) else _find_commit(api, where)
     except HubError as error:
-        last = known.get(where.revision)
+        last = commits.get(where.revision)
         if not (isinstance(last, str) and _is_unreachable(error.__cause__) and is_complete(home / last)):
             raise
         return home / last
     if not is_complete(home / commit):
         pull(f"{where.name}@{commit}", home / commit)
-    if known.get(where.revision) != commit:
-        write_json(latest, known | {where.revision: commit})
+    if commits.get(where.revision) != commit:
+        write_json(latest, commits | {where.revision: commit})
     return home / commit
 
 
@@ -372,24 +372,24 @@ def _silence_client() -> Iterator[None]:
 
 
 _ABOUT = {
-    "corpus": "the sentences that were read: text, tokens",
+    "corpus": "the sentences of the corpus: text, tokens",
     "vocabulary": "the text of every token",
     "triggers": "the prefixes with the highest (and most negative) coefficients of every memory",
-    "memories": "one row for each memory: statistics over all prefixes",
-    "ordinary": "random prefixes on which a memory fires",
-    "counts": "how often every memory fires by position, and in each sign quadrant where it has a gate",
+    "memories": "one row per memory: statistics over all prefixes",
+    "ordinary": "random prefixes on which a memory is active",
+    "counts": "how often every memory is active, by position and, for gated memories, by sign quadrant",
     "quadrants": "the top prefixes of each sign quadrant of gated memories",
     "values": "the tokens that every value promotes and demotes",
-    "keys": "the tokens that every key matches on its own",
-    "patterns": "what the triggers of a memory have in common",
-    "lower_patterns": "what the prefixes with the most negative coefficients of a memory have in common",
-    "names": "each memory in one line",
-    "roles": "what every memory is for, with the numbers behind it",
-    "effects": "what silencing the memories of a role changed, beside random groups",
-    "tokens": "every token: its count in the corpus, whether it was trained, its classes",
-    "experts": "how often every expert is chosen",
-    "routing": "prefixes that are sent to an expert",
-    "routers": "the tokens that every router's row matches on its own",
+    "keys": "the tokens whose embedding alone matches a key",
+    "patterns": "patterns that the triggers of a memory share",
+    "lower_patterns": "patterns that the most negative triggers of a memory share",
+    "names": "one line per memory",
+    "roles": "the roles of every memory, with the numbers that determine them",
+    "effects": "the effects of silencing the memories of a role, compared with random groups",
+    "tokens": "one row per token: its count in the corpus, whether it was trained, its classes",
+    "experts": "how often the router chooses each expert",
+    "routing": "prefixes that are routed to an expert",
+    "routers": "the tokens whose embedding alone matches a router row",
 }
 
 
@@ -403,7 +403,7 @@ def write_card(index: Index, repo: str) -> str:
         "model": model.name,
         "family": model.family,
         "activation": f"{model.activation}{', gated' if model.gated else ''}",
-        "numbers": model.dtype,
+        "dtype": model.dtype,
         "layers": f"{len(index.layers)} of {len(model.memories)}",
         "memories": f"{summary['memories']:,}",
         "dead memories": f"{sum(summary['dead'].values()):,}",
@@ -425,12 +425,12 @@ def write_card(index: Index, repo: str) -> str:
             *_front_matter(index),
             f"# Memories of {visible(model.name)}",
             "",
-            "Every feed-forward layer of this language model read as key-value memories "
-            "([Geva et al. 2021](https://arxiv.org/abs/2012.14913)): for each hidden dimension the prefixes that drive "
-            "it most, and what its value promotes. Made with memlens.",
+            "The feed-forward layers of this language model, read as key-value memories "
+            "([Geva et al. 2021](https://arxiv.org/abs/2012.14913)): for each hidden dimension, the prefixes with the "
+            "highest coefficients and the tokens that its value promotes. Made with memlens.",
             "",
             "```",
-            f"memlens pull {repo}                  # every file is compared with its checksum",
+            f"memlens pull {repo}                  # compares every file with its checksum",
             f"memlens show hf:{repo} {index.names.name(index.layers[0], 0)}",
             f"memlens serve hf:{repo}",
             "```",
@@ -446,11 +446,11 @@ def write_card(index: Index, repo: str) -> str:
             "",
             "## Files",
             "",
-            "| file | what it holds | size | sha256 begins |",
+            "| file | content | size | start of the SHA-256 |",
             "| --- | --- | --- | --- |",
             *rows,
             "",
-            f"`manifest.json` has whole checksums and every setting; this card was written by memlens {__version__}.",
+            f"`manifest.json` contains complete checksums and all settings. memlens {__version__} wrote this card.",
             "",
         ]
     )
@@ -473,5 +473,5 @@ def _describe_table(name: str) -> str:
 
 def _list_makers(index: Index) -> list[dict[str, str]]:
     """Return the versions and processors with which the files were made."""
-    noted = [entry.get("made_with") for entry in index.manifest.content["files"].values()]
-    return [{"memlens": "?", "torch": "?", "processor": "?"} | maker for maker in noted if isinstance(maker, dict)]
+    makers = [entry.get("made_with") for entry in index.manifest.content["files"].values()]
+    return [{"memlens": "?", "torch": "?", "processor": "?"} | maker for maker in makers if isinstance(maker, dict)]

@@ -159,8 +159,8 @@ class MemoryRecord:
 
     def __repr__(self) -> str:
         name = f" {visible(self.summary.name)}" if self.summary else ""
-        fires = "never active" if self.dead else f"active on {percent(self.frequency)} of prefixes"
-        return f"<{self.name} of {self.model}:{name} ({fires}, max {self.max:.4g})>"
+        activity = "never active" if self.dead else f"active on {percent(self.frequency)} of prefixes"
+        return f"<{self.name} of {self.model}:{name} ({activity}, max {self.max:.4g})>"
 
     def patterns_at(self, end: str) -> tuple[MemoryPattern, ...]:
         """Return the patterns of the top or the bottom triggers."""
@@ -224,7 +224,7 @@ def read_value(index: Index, memory: str | MemoryId) -> MemoryValue | None:
         return None
     key = _row(index, "keys", memory) if index.has("keys") else None
     target = row["target"]
-    rare = hardly_trained(index, [*row["tokens"], *row["bottom_tokens"], *(key["tokens"] if key else ())])
+    rare = find_undertrained(index, [*row["tokens"], *row["bottom_tokens"], *(key["tokens"] if key else ())])
     return MemoryValue(
         index.manifest.values.reading,
         index.manifest.values.vocabulary,
@@ -254,15 +254,15 @@ def read_roles(index: Index, memory: str | MemoryId) -> MemoryRoles | None:
 
 def read_quadrants(index: Index, memory: str | MemoryId) -> tuple[MemoryQuadrant, ...] | None:
     """Return the sign quadrants of a memory, or None if it has no gate."""
-    counted = _row(index, "counts", memory)
-    if counted is None or counted["quadrants"] is None or not index.has("quadrants"):
+    counts = _row(index, "counts", memory)
+    if counts is None or counts["quadrants"] is None or not index.has("quadrants"):
         return None
-    name, seen = index.check(memory), max(sum(counted["prefixes"]), 1)
+    name, seen = index.check(memory), max(sum(counts["prefixes"]), 1)
     rows = index.rows_of("quadrants", [name], order="quadrant, rank")[name]
     triggers = list(zip(rows, index.with_text(rows), strict=True))
     return tuple(
         MemoryQuadrant(signs, count, count / seen, tuple(text for row, text in triggers if row["quadrant"] == signs))
-        for signs, count in zip(QUADRANT_SIGNS, counted["quadrants"], strict=True)
+        for signs, count in zip(QUADRANT_SIGNS, counts["quadrants"], strict=True)
     )
 
 
@@ -307,8 +307,8 @@ def _without_name(row: dict[str, Any]) -> dict[str, Any]:
     return {column: tuple(value) if isinstance(value, list) else value for column, value in fields.items()}
 
 
-def hardly_trained(index: Index, tokens: Sequence[int]) -> frozenset[int]:
-    """Return the tokens that the model hardly saw in training, from tokens.parquet."""
+def find_undertrained(index: Index, tokens: Sequence[int]) -> frozenset[int]:
+    """Return those of the tokens that the model hardly saw in training, from tokens.parquet."""
     if not index.has("tokens"):
         return frozenset()
     query = "SELECT token FROM {tokens} WHERE NOT trained AND token IN (SELECT unnest($1::INTEGER[]))"
@@ -349,14 +349,14 @@ def summarize_values(index: Index, count: int = 10) -> dict[str, Any]:
            ORDER BY max_p DESC, layer, memory LIMIT $1""",
         [count],
     )
-    noted = index.manifest.values
-    rare = hardly_trained(index, [row["argmax"] for row in best])
+    note = index.manifest.values
+    rare = find_undertrained(index, [row["argmax"] for row in best])
     return {
         "index": str(index.folder),
         "model": index.manifest.model.name,
-        "reading": noted.reading,
-        "vocabulary": noted.vocabulary,
-        "top": noted.top,
+        "reading": note.reading,
+        "vocabulary": note.vocabulary,
+        "top": note.top,
         **whole,
         "max_p_times_uniform": whole["median_max_p"] * index.manifest.value_tokens,
         "clear": clear,
@@ -378,7 +378,7 @@ def summarize_values(index: Index, count: int = 10) -> dict[str, Any]:
 
 
 def _undertrained_on_top(index: Index) -> int | None:
-    """Return how many values have a top token that the model hardly saw in training, or None if unknown."""
+    """Return the number of values whose top token is undertrained, or None if tokens.parquet is missing."""
     if not index.has("tokens"):
         return None
     query = "SELECT count(*) AS n FROM {values} v JOIN {tokens} t ON v.argmax = t.token WHERE NOT t.trained"
@@ -532,7 +532,11 @@ def find_expert(index: Index, name: str | ExpertId) -> ExpertId:
 
 
 def read_expert(index: Index, name: str | ExpertId, top: int | None = None) -> ExpertRecord:
-    """Return an expert with at most `top` prefixes, tokens and memories. Raises UnknownName if there is none."""
+    """Return the record of an expert with at most `top` prefixes, tokens and memories.
+
+    Raises:
+        UnknownName: The index has no such expert.
+    """
     if top is not None and top < 1:
         raise SettingError(f"--top is {top}; it must be 1 or more")
     expert = find_expert(index, name)
@@ -675,21 +679,21 @@ def _read_batch(
     import torch
 
     layers = excerpts.layer[in_batch]
-    of_layer = {layer: np.flatnonzero(layers == layer) for layer in np.unique(layers).tolist()}
+    by_layer = {layer: np.flatnonzero(layers == layer) for layer in np.unique(layers).tolist()}
 
-    def take(layer: int, block: CoefficientBlock) -> None:
-        columns, chosen = block.group.columns, of_layer[layer]
-        memory = excerpts.memory[in_batch[chosen]]
-        chosen = chosen[(memory >= columns.start) & (memory < columns.stop)]
-        if not len(chosen):
+    def copy(layer: int, block: CoefficientBlock) -> None:
+        columns, places = block.group.columns, by_layer[layer]
+        memory = excerpts.memory[in_batch[places]]
+        places = places[(memory >= columns.start) & (memory < columns.stop)]
+        if not len(places):
             return
-        position = excerpts.first[in_batch[chosen]][:, None] + shift + np.arange(coefficients.shape[1])
+        numbers = in_batch[places]
+        position = excerpts.first[numbers][:, None] + shift + np.arange(coefficients.shape[1])
         position = position.clip(max=batch.tokens.shape[1] - 1)  # excerpts may be shorter than the longest one
-        memory = excerpts.memory[in_batch[chosen]][:, None] - columns.start
-        where = (row[chosen][:, None], position, memory)
-        coefficients[in_batch[chosen]] = block.everywhere()[tuple(map(torch.from_numpy, where))].float().cpu().numpy()
+        cells = (row[places][:, None], position, excerpts.memory[numbers][:, None] - columns.start)
+        coefficients[numbers] = block.everywhere()[tuple(map(torch.from_numpy, cells))].float().cpu().numpy()
 
-    with torch.inference_mode(), model.watch(take, list(of_layer)):
+    with torch.inference_mode(), model.watch(copy, list(by_layer)):
         model.run_body(torch.from_numpy(batch.tokens))
 
 
@@ -721,8 +725,8 @@ def shade_triggers(
     sentence = np.array([number for number, _ in places], np.int64)
     stop = np.array([min(reach, len(sentences[number]["tokens"])) for number, reach in places], np.int64)
     zeros = np.zeros_like(stop)
-    wanted = Excerpts(zeros + name.layer, zeros + index.names.number(name), sentence, zeros, stop)
-    coefficients = read_coefficients(index, model, wanted).tolist()
+    excerpts = Excerpts(zeros + name.layer, zeros + index.names.number(name), sentence, zeros, stop)
+    coefficients = read_coefficients(index, model, excerpts).tolist()
     return [
         TriggerCoefficients(
             trigger.rank,
@@ -764,16 +768,16 @@ class ShownMemory(MemoryRecord):
             for trigger in self.triggers["top"]
         )
         name = f": {visible(self.summary.name)}" if self.summary else ""
-        fires = "dead" if self.dead else f"active on {percent(self.frequency)} of prefixes, max {self.max:.4g}"
+        activity = "dead" if self.dead else f"active on {percent(self.frequency)} of prefixes, max {self.max:.4g}"
         patterns = "".join(
             f"<li>{escape(visible(pattern.description))} ({len(pattern.prefixes)} triggers)</li>"
             for pattern in (self.patterns or ())[:_PATTERNS_SHOWN]
         )
-        note = "" if self.shading else "<div>tokens are shaded with a model: index.model = index.load_model()</div>"
+        note = "" if self.shading else "<div>to shade tokens, load the model: index.model = index.load_model()</div>"
         ends = () if self.value is None else (("promotes", self.value.promotes), ("demotes", self.value.demotes))
         tokens = "".join(f"<div>{name} {_token_list(tokens)}</div>" for name, tokens in ends)
         return (
-            f"<div><b>{self.name}</b>{escape(name)}<br>{fires}</div><ul>{patterns}</ul>"
+            f"<div><b>{self.name}</b>{escape(name)}<br>{activity}</div><ul>{patterns}</ul>"
             f"<table><tr><th>m</th><th>triggers</th></tr>{rows}</table>{note}{tokens}"
         )
 

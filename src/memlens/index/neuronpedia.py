@@ -81,7 +81,16 @@ def export_neuronpedia(
     force: bool = False,
     progress: Progress = no_progress,
 ) -> int:
-    """Write all scanned layers below a folder. Returns the number of memories. `model` is the scanned model."""
+    """Write all scanned layers to a folder. Returns the number of memories.
+
+    Args:
+        index: The index.
+        out: The folder.
+        model: The model that was scanned.
+        top: Number of triggers per memory.
+        force: Write to a folder that holds other files.
+        progress: Called with the number of exported memories.
+    """
     if top < 1:
         raise SettingError(f"--top is {top}; write at least 1 trigger of a memory")
     export = _Export(index, model, top, progress)
@@ -105,8 +114,8 @@ class _Export:
         return np.searchsorted(place, np.arange(firsts[-1] + 1))
 
     def write(self, folder: Path) -> int:
-        wanted = (self.triggers[name].astype(np.int64) for name in ("layer", "memory", "sentence", "first", "stop"))
-        excerpts = Excerpts(*wanted)
+        columns = (self.triggers[name].astype(np.int64) for name in ("layer", "memory", "sentence", "first", "stop"))
+        excerpts = Excerpts(*columns)
         folder.mkdir()
         with tempfile.TemporaryFile(dir=folder) as file:  # on disk, because a million memories take 6 GB
             file.truncate(4 * max(len(excerpts.layer) * excerpts.longest, 1))  # a memory map cannot be empty
@@ -139,12 +148,13 @@ class _Export:
     def source_id(self, layer: int) -> str:
         return f"{layer}-{SET}"
 
-    def whose(self, layer: int, memory: int) -> dict[str, Any]:
+    def address_of(self, layer: int, memory: int) -> dict[str, Any]:
+        """Return the fields that identify a memory."""
         return {"modelId": self.model_id, "layer": self.source_id(layer), "index": str(memory)}
 
-    def id_of(self, *what: object) -> str:
-        """Return an id that is stable for one object of one scan."""
-        key = json.dumps([self.index.manifest.generation, *map(str, what)])
+    def id_of(self, *parts: object) -> str:
+        """Return an id that is the same in every export of one scan."""
+        key = json.dumps([self.index.manifest.generation, *map(str, parts)])
         return "c" + hashlib.sha256(key.encode()).hexdigest()[:24]
 
     def records(self, layer: int) -> dict[str, dict[str, Any]]:
@@ -168,17 +178,18 @@ class _Export:
 
     def feature(self, layer: int, facts: dict[str, Any], values: dict[int, dict[str, Any]]) -> dict[str, Any]:
         return {
-            **self.whose(layer, facts["memory"]),
+            **self.address_of(layer, facts["memory"]),
             **{"creatorId": _CREATOR, "sourceSetName": SET},
             **{"hasVector": False, "vectorLabel": None, "vectorDefaultSteerStrength": None, "hookName": None},
             "maxActApprox": facts["max"],
             "frac_nonzero": facts["frequency"],
             **_histogram(facts, self.index.manifest.histogram_edges),
-            **self.both_ends(values.get(facts["memory"])),
+            **self.top_tokens(values.get(facts["memory"])),
             **{field: [] for field in _UNKNOWN},
         }
 
-    def both_ends(self, row: dict[str, Any] | None) -> dict[str, list[Any]]:
+    def top_tokens(self, row: dict[str, Any] | None) -> dict[str, list[Any]]:
+        """Return the tokens that a value promotes and demotes, with their logits."""
         if row is None:
             return {"pos_str": [], "pos_values": [], "neg_str": [], "neg_values": []}
         vocabulary = self.index.vocabulary
@@ -195,11 +206,11 @@ class _Export:
             **{"neg_str": texts(bottom[0]), "neg_values": logits(bottom[1])},
         }
 
-    def activations(self, edges: NDArray[np.int64], found: NDArray[np.float32]) -> Iterator[dict[str, Any]]:
-        """Return the triggers of the memories between the edges."""
+    def activations(self, edges: NDArray[np.int64], computed: NDArray[np.float32]) -> Iterator[dict[str, Any]]:
+        """Yield the triggers of the memories between the edges."""
         triggers = {name: column[edges[0] : edges[-1]] for name, column in self.triggers.items()}
         sentences = self.index.sentences(np.unique(triggers["sentence"]).tolist())
-        coefficients = np.array(found[edges[0] : edges[-1]], np.float64)
+        coefficients = np.array(computed[edges[0] : edges[-1]], np.float64)
         coefficients[np.arange(len(coefficients)), triggers["position"] - triggers["first"]] = triggers["coefficient"]
         columns = ("layer", "memory", "sentence", "position", "first", "stop", "highest")
         rounded = _round_to_four_digits(coefficients).tolist()
@@ -208,7 +219,7 @@ class _Export:
             values = along[: stop - first]
             yield {
                 "id": self.id_of(layer, memory, sentence, position),
-                **self.whose(layer, memory),
+                **self.address_of(layer, memory),
                 "creatorId": _CREATOR,
                 "tokens": token_texts(sentences[sentence], first, stop),
                 "values": values,
@@ -224,7 +235,7 @@ class _Export:
     def explanation(self, layer: int, row: dict[str, Any]) -> dict[str, Any]:
         return {
             "id": self.id_of(layer, row["memory"], "name"),
-            **self.whose(layer, row["memory"]),
+            **self.address_of(layer, row["memory"]),
             **{"authorId": _CREATOR, "description": row["name"], "notes": "by `memlens patterns`"},
             **{"embedding": None, "triggeredById": None, "typeName": None, "explanationModelName": None},
         }

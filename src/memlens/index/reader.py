@@ -106,8 +106,9 @@ class Index:
             raise IndexFolderError(f"cannot read {self.folder}: {why}; check the path and its permissions") from error
         self.manifest = Manifest.read(self.folder)
         self.model: MemoryModel | None = None  # used to shade triggers in a notebook
-        self._verified: dict[str, tuple[str, FileStamp]] = {}  # file -> checksum, and the file's stamp at that time
-        self._validated: dict[str, tuple[str, FileStamp]] = {}  # like `_verified`, for files with validated content
+        # file -> its checksum and its stamp when the checksum was compared, and when the content was validated
+        self._verified: dict[str, tuple[str, FileStamp]] = {}
+        self._validated: dict[str, tuple[str, FileStamp]] = {}
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -381,7 +382,7 @@ class Index:
 
     @contextmanager
     def _explain_errors(self) -> Iterator[None]:
-        """Turn errors of the readers into a MemlensError, for damaged files and for queries that DuckDB cannot run."""
+        """Raise a MemlensError for errors of DuckDB and pyarrow: damaged files and queries that cannot run."""
         try:
             yield
         except (duckdb.Error, pa.ArrowException, OSError) as error:
@@ -452,11 +453,11 @@ class Index:
         if not by_memory:
             return by_memory
         places = {(memory.layer, self.names.number(memory)): listed for memory, listed in by_memory.items()}
-        wanted = "(layer, memory) IN (VALUES " + ", ".join(f"({layer}, {number})" for layer, number in places) + ")"
+        condition = "(layer, memory) IN (VALUES " + ", ".join(f"({layer}, {number})" for layer, number in places) + ")"
         if len(by_memory) == 1:  # an equality lets DuckDB skip row groups
-            wanted = " AND ".join(f"layer = {layer} AND memory = {number}" for layer, number in places)
-        chosen = columns if columns == "*" else f"layer, memory, {columns}"
-        query = f"SELECT {chosen} FROM {{{table}}} WHERE {wanted} AND {where}"
+            condition = " AND ".join(f"layer = {layer} AND memory = {number}" for layer, number in places)
+        selection = columns if columns == "*" else f"layer, memory, {columns}"
+        query = f"SELECT {selection} FROM {{{table}}} WHERE {condition} AND {where}"
         for row in self.stream(f"{query} ORDER BY {order}" if order else query):
             places[row["layer"], row["memory"]].append(row)
         return by_memory
@@ -470,8 +471,8 @@ class Index:
         """
         if not ids:
             return {}
-        wanted = ", ".join(str(int(i)) for i in ids)
-        return {row["sentence"]: row for row in self.sql(f"SELECT * FROM {{corpus}} WHERE sentence IN ({wanted})")}
+        numbers = ", ".join(str(int(i)) for i in ids)
+        return {row["sentence"]: row for row in self.sql(f"SELECT * FROM {{corpus}} WHERE sentence IN ({numbers})")}
 
     @cached_property
     def vocabulary(self) -> list[str]:
@@ -610,7 +611,7 @@ def _why_not_an_index(folder: Path) -> str:
     if not folder.is_dir():
         return f"there is no index folder {folder}; make one with `memlens scan MODEL CORPUS -o {folder}`"
     if (folder / PARTIAL / SHARD).is_file():
-        return f"{folder} is one shard of a scan; join all shards with `memlens merge SHARD... -o INDEX`"
+        return f"{folder} is one shard of a scan; merge all shards with `memlens merge SHARD... -o INDEX`"
     if (folder / PARTIAL / PULL).is_file():
         return f"{folder} is an unfinished copy from the Hub; repeat its `memlens pull` command to finish it"
     if (folder / PARTIAL).is_dir():

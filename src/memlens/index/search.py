@@ -1,12 +1,12 @@
 """Search for memories: one engine for `memlens search` and for the workbench.
 
     triggers   prefixes that contain the text, or end with it; case matters only if the text has capitals
-    values     tokens equal to the text, with or without a leading space; else all tokens that contain it
-    patterns   descriptions in which every word of the text begins a word, ignoring case
+    values     tokens equal to the text, with or without a leading space, or, if there are none, all that contain it
+    patterns   descriptions in which each word of the text is the beginning of a word, ignoring case
     name       a name like L3N51, or its beginning
     no text    all memories, by a statistic
 
-Filters apply to all of them. DuckDB searches the tables.
+DuckDB searches the tables. Filters apply to every kind of search.
 """
 
 import re
@@ -208,7 +208,7 @@ def _search_names(index: Index, query: SearchQuery) -> SearchResult:
 
 _PATTERNS = """
 WITH matching AS (
-    SELECT p.*, description || ' ' || pattern AS said FROM {{patterns}} p WHERE {matches} AND {condition}
+    SELECT p.*, description || ' ' || pattern AS searched FROM {{patterns}} p WHERE {matches} AND {condition}
 ), best AS (
     SELECT layer, memory, count(*) AS matches, arg_min(pattern, row(-confidence, -len(prefixes), pattern)) AS pattern
     FROM matching GROUP BY layer, memory
@@ -225,14 +225,14 @@ def _search_patterns(index: Index, query: SearchQuery) -> SearchResult:
     words = re.findall(r'[^\s",:]+', query.text)
     if not words:
         raise SettingError("the text to search for contains no words; give at least one")
-    asked = [query.text] if query.substring else words
-    matches = [f"contains(lower(said), lower(${place}))" for place in range(2, len(asked) + 2)]
-    if not query.substring:  # slower, but few descriptions remain
-        asked = asked + [rf'(?i)(^|[\s",:]){re.escape(word)}' for word in words]
-        matches += [f"regexp_matches(said, ${place})" for place in range(len(words) + 2, 2 * len(words) + 2)]
+    parameters = [query.text] if query.substring else words
+    matches = [f"contains(lower(searched), lower(${place}))" for place in range(2, len(parameters) + 2)]
+    if not query.substring:  # regular expressions are slower, but few descriptions remain
+        parameters = parameters + [rf'(?i)(^|[\s",:]){re.escape(word)}' for word in words]
+        matches += [f"regexp_matches(searched, ${place})" for place in range(len(words) + 2, 2 * len(words) + 2)]
     sql = _PATTERNS.format(matches=" AND ".join(matches), condition=query.condition(index, "p"))
     columns = ("matches", "description", "kind", "confidence", "prefixes")
-    rows = index.sql(sql, [query.limit, *asked])
+    rows = index.sql(sql, [query.limit, *parameters])
     return _result(index, query, rows, lambda row, *who: PatternHit(*who, *(row[name] for name in columns)))
 
 
@@ -262,11 +262,11 @@ def search_values(index: Index, query: SearchQuery, mode: str = "token") -> Sear
     Args:
         index: The index.
         query: The texts and filters.
-        mode: "token" requires that each text is one token, "substring" takes all tokens that contain a text, and "word"
-            takes the equal tokens, or without any the tokens that contain the text.
+        mode: "token" requires that each text is one token. "substring" takes all tokens that contain a text. "word"
+            takes the tokens that equal a text or, if there are none, the tokens that contain it.
 
     Raises:
-        UnknownName: No token matches a text. In mode "token", the message has its split into the fewest tokens.
+        UnknownName: No token matches a text. In mode "token", the message shows how to split it into few tokens.
         SettingError: There is no text, or too many tokens contain it.
     """
     if "" in query.texts or not query.texts:

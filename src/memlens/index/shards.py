@@ -39,7 +39,7 @@ from memlens.progress import Progress, no_progress
 from memlens.scanner.state import LayerShape, PartFolder, ShardNumber
 from memlens.settings import ScanSettings
 
-_OF_THE_FIRST = (CORPUS, VOCABULARY, *FLAT)  # equal in all shards, so only shard 1 keeps them
+_SHARED_FILES = (CORPUS, VOCABULARY, *FLAT)  # equal in all shards, so only shard 1 keeps them
 
 
 class ShardDocument(msgspec.Struct, frozen=True):
@@ -87,14 +87,14 @@ def holds_shard(folder: Path, plan: dict[str, Any]) -> bool:
     return True
 
 
-def finish(
+def finish_shard(
     folder: Path, model: dict[str, Any], plan: dict[str, Any], shapes: dict[int, LayerShape], store: CorpusStore
 ) -> None:
     """Turn a completed scan of a shard's batches into a finished shard."""
     partial = folder / PARTIAL
     shard = ShardNumber.parse(plan["shard"])
     names = [BATCHES, *(f"{PARTS}/{path.name}" for path in sorted((partial / PARTS).glob("*.npz")))]
-    names += _OF_THE_FIRST if shard.number == 1 else ()
+    names += _SHARED_FILES if shard.number == 1 else ()
     content = {
         "schema": SCHEMA_VERSION,
         "plan": plan,
@@ -107,7 +107,7 @@ def finish(
     }
     write_sealed(partial / SHARD, content)
     if shard.number != 1:
-        for name in _OF_THE_FIRST:
+        for name in _SHARED_FILES:
             (partial / name).unlink(missing_ok=True)
 
 
@@ -142,8 +142,8 @@ def merge_shards(
     shards = sorted((open_shard(shard_folder) for shard_folder in folders), key=lambda shard: shard.id)
     if folder.resolve() in {shard_folder.resolve() for shard_folder in folders}:
         raise SettingError(f"-o {folder} is one of the shards; choose another folder for the index")
-    _refuse_other_plans(shards)
-    _refuse_gaps(shards)
+    _check_plans(shards)
+    _check_numbers(shards)
     if resume:
         staging.check_not_newer(folder)
     with explain_os_errors(folder):
@@ -156,9 +156,9 @@ def merge_shards(
         try:
             for number, shard in enumerate(shards):
                 progress("check", number, len(shards))
-                _refuse_damage(shard)
+                _check_files(shard)
             progress("tables", 0, None)
-            scanned, store = _joined(shards), CorpusStore(first.partial)
+            scanned, store = _join_parts(shards), CorpusStore(first.partial)
         except MemlensError:
             staging.remove_if_empty(folder)
             raise
@@ -167,31 +167,35 @@ def merge_shards(
             for name in (CORPUS, VOCABULARY):
                 with replacing(folder / PARTIAL / name) as beside:
                     shutil.copyfile(first.partial / name, beside)
-            machines = [machine for shard in shards for machine in shard.document.scanned_with]
-            distinct = [machine for number, machine in enumerate(machines) if machine not in machines[:number]]
-            words = first.document.files[VOCABULARY]
-            publish(folder, scanned, store, words, first.document.model, first.plan, distinct)
+            machines: list[dict[str, str]] = []
+            for shard in shards:
+                machines += [machine for machine in shard.document.scanned_with if machine not in machines]
+            vocabulary = first.document.files[VOCABULARY]
+            publish(folder, scanned, store, vocabulary, first.document.model, first.plan, machines)
     return first.plan
 
 
-def _refuse_other_plans(shards: Sequence[Shard]) -> None:
+def _check_plans(shards: Sequence[Shard]) -> None:
+    """Raise IndexFolderError unless all shards come from one scan."""
     first = shards[0]
     for shard in shards[1:]:
         difference = staging.describe_difference(shard.plan, first.plan)
         if not difference and shard.document.tokens != first.document.tokens:
-            difference = "another cut of the corpus"
+            difference = "another division of the corpus into sentences"
         if difference:
             raise IndexFolderError(
-                f"{shard.folder} is a shard of a scan of {difference}, compared with {first.folder}; "
+                f"{shard.folder} is not from the same scan as {first.folder}: it is a shard of a scan of {difference}; "
                 "make all shards with the same command"
             )
         if shard.id.of != first.id.of:
             raise IndexFolderError(
-                f"{first.folder} is shard {first.id}, but {shard.folder} {shard.id}; merge only shards of one scan"
+                f"{first.folder} is shard {first.id}, but {shard.folder} is shard {shard.id}; merge the shards of "
+                "one scan"
             )
 
 
-def _refuse_gaps(shards: Sequence[Shard]) -> None:
+def _check_numbers(shards: Sequence[Shard]) -> None:
+    """Raise IndexFolderError unless every shard is there exactly once."""
     seen: dict[int, Path] = {}
     for shard in shards:
         if shard.id.number in seen:
@@ -199,16 +203,16 @@ def _refuse_gaps(shards: Sequence[Shard]) -> None:
                 f"{seen[shard.id.number]} and {shard.folder} are both shard {shard.id}; give each shard once"
             )
         seen[shard.id.number] = shard.folder
-    of = shards[0].id.of
-    missing = [str(number) for number in range(1, of + 1) if number not in seen]
+    total = shards[0].id.of
+    missing = [str(number) for number in range(1, total + 1) if number not in seen]
     if missing:
-        named = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        names = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         raise IndexFolderError(
-            f"these of {of} shards are missing: {named}; scan them, starting with --shard {missing[0]}/{of}"
+            f"of {total} shards, these are missing: {names}; scan them, starting with --shard {missing[0]}/{total}"
         )
 
 
-def _refuse_damage(shard: Shard) -> None:
+def _check_files(shard: Shard) -> None:
     """Raise IndexFolderError if the checksum of a file of the shard differs from the recorded one."""
     for name, facts in shard.document.files.items():
         if not is_as_noted(shard.partial / name, facts):
@@ -219,7 +223,7 @@ def _damaged(shard: Shard, name: str) -> IndexFolderError:
     return IndexFolderError(f"{shard.partial / name} is missing or damaged; scan shard {shard.id} again with --fresh")
 
 
-def _joined(shards: Sequence[Shard]) -> JoinedParts:
+def _join_parts(shards: Sequence[Shard]) -> JoinedParts:
     first = shards[0]
     try:
         settings = ScanSettings(**{**first.plan["settings"], "layers": tuple(first.plan["settings"]["layers"])})

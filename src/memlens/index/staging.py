@@ -147,9 +147,9 @@ def prepare_partial(folder: Path, plan: dict[str, Any], resume: bool) -> None:
 
 
 def _note_machine(folder: Path) -> None:
-    known, ours = scanned_with(folder), made_with()
-    if ours not in known:
-        write_sealed(folder / PARTIAL / _MACHINES, {"made_with": [*known, ours]})
+    machines, this_machine = scanned_with(folder), made_with()
+    if this_machine not in machines:
+        write_sealed(folder / PARTIAL / _MACHINES, {"made_with": [*machines, this_machine]})
 
 
 def scanned_with(folder: Path) -> list[dict[str, str]]:
@@ -160,16 +160,16 @@ def scanned_with(folder: Path) -> list[dict[str, str]]:
 
 def resumed_hardware_warning(folder: Path) -> str:
     """Return a warning if the unfinished scan in `folder` was started with another torch or processor, else ""."""
-    known = scanned_with(folder) if has_resumable_scan(folder) else []
-    return mixed_hardware_warning([*known, made_with()]) if known else ""
+    machines = scanned_with(folder) if has_resumable_scan(folder) else []
+    return mixed_hardware_warning([*machines, made_with()]) if machines else ""
 
 
 def mixed_hardware_warning(machines: Sequence[dict[str, str]]) -> str:
     """Return a warning if parts of one scan were made with different torch versions or processors, else ""."""
-    kinds = list(dict.fromkeys(f"torch {one.get('torch')} on {one.get('processor')}" for one in machines))
+    kinds = list(dict.fromkeys(f"torch {machine.get('torch')} on {machine.get('processor')}" for machine in machines))
     if len(kinds) < 2:
         return ""
-    return f"parts of this scan are of {' and of '.join(kinds)}; last bits may differ, so that ties may swap"
+    return f"parts of this scan were made with {' and with '.join(kinds)}; the last bits of coefficients may differ"
 
 
 @contextmanager
@@ -192,6 +192,7 @@ def remove_if_empty(folder: Path) -> None:
 
 
 def check_no_annotations(folder: Path) -> None:
+    """Raise IndexFolderError if the folder holds annotations, which refer to the triggers that would be replaced."""
     if (folder / ANNOTATIONS).exists():
         raise IndexFolderError(
             f"{folder} holds annotations of its current triggers; move {ANNOTATIONS} away, then run the command again"
@@ -199,6 +200,7 @@ def check_no_annotations(folder: Path) -> None:
 
 
 def remove_partial(folder: Path) -> None:
+    """Remove the state of an unfinished scan, or a finished shard."""
     for mark in (SHARD, "corpus.json"):  # first the files that mark a scan as resumable or a shard as finished
         (folder / PARTIAL / mark).unlink(missing_ok=True)
     if (folder / PARTIAL).exists():
@@ -231,23 +233,23 @@ def replace_tables(folder: Path, names: Collection[str]) -> None:
         if name not in names:
             (folder / name).unlink(missing_ok=True)
     for name in names:
-        made = folder / PARTIAL / name
-        if made.exists():  # otherwise an interrupted call has already moved it
-            made.replace(folder / name)
+        new_table = folder / PARTIAL / name
+        if new_table.exists():  # otherwise an interrupted call has already moved the table
+            new_table.replace(folder / name)
     sync_folder(folder)
 
 
-def describe_difference(found: Any, wanted: dict[str, Any]) -> str:
+def describe_difference(recorded: Any, requested: dict[str, Any]) -> str:
     """Return how the recorded plan differs from the requested one, or "" if they are equal."""
-    if not isinstance(found, dict) or not isinstance(found.get("settings", {}), dict):
-        return "something that cannot be read any more"
+    if not isinstance(recorded, dict) or not isinstance(recorded.get("settings", {}), dict):
+        return "an unknown model (its plan cannot be read)"
     for key, words in (("schema", "another schema version"), ("model", "another model"), ("corpus", "another corpus")):
-        if found.get(key) != wanted[key]:
+        if recorded.get(key) != requested[key]:
             return words
-    theirs, ours = found.get("settings", {}), wanted["settings"]
-    for name in ours:
-        if theirs.get(name) != ours[name]:
-            return f"the same model with --{name.replace('_', '-')} {theirs.get(name)} instead of {ours[name]}"
-    if found.get("shard") != wanted.get("shard"):
-        return f"shard {found['shard']}" if "shard" in found else "everything, not of one shard"
-    return "" if found == wanted else "another batch plan"
+    old, new = recorded.get("settings", {}), requested["settings"]
+    for name in new:
+        if old.get(name) != new[name]:
+            return f"the same model with --{name.replace('_', '-')} {old.get(name)} instead of {new[name]}"
+    if recorded.get("shard") != requested.get("shard"):
+        return f"shard {recorded['shard']}" if "shard" in recorded else "the whole corpus instead of one shard"
+    return "" if recorded == requested else "another batch plan"

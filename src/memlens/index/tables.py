@@ -132,13 +132,13 @@ def write_vocabulary(folder: Path, tokenizer: Tokenizer, size: int) -> FileFacts
 
 
 def is_dead(scan: LayerScan) -> NDArray[np.bool_]:
-    """Return for each memory whether it is dead, [memories]. A dead memory was reached by tokens but has no trigger."""
+    """Return whether each memory is dead, [memories]. Tokens reached a dead memory, but it has no trigger."""
     dead: NDArray[np.bool_] = (scan.triggers.top_lists.filled == 0) & (prefixes_seen(scan, 1) > 0)
     return dead & (scan.triggers.bottom_lists.filled == 0) if scan.triggers.keeps_bottom else dead
 
 
 def prefixes_seen(scan: LayerScan, prefixes: int) -> NDArray[np.int64]:
-    """Return the number of prefixes that reached each memory (for an expert, those routed to it), [memories]."""
+    """Return the number of prefixes that reached each memory, [memories]. Routing limits those of an expert."""
     seen = np.full(len(scan.totals.total), prefixes, np.int64)
     if scan.routing is not None:
         routed = np.repeat(scan.routing.chosen, scan.size)

@@ -11,7 +11,7 @@ from typing import Any
 
 from memlens.annotations.records import CHOICES
 from memlens.experiments.experiment import THIRDS, Row
-from memlens.index.memory import hardly_trained
+from memlens.index.memory import find_undertrained
 from memlens.index.reader import Index
 from memlens.memory import MemoryId, Trigger
 from memlens.pattern.related import TOKENS, DuplicateGroup, duplicate_groups, token_sets, trigger_sets
@@ -126,7 +126,7 @@ def _promoted(index: Index, names: Sequence[MemoryId], most: int) -> dict[Memory
     if not index.has("values"):
         return {}
     by_memory = index.rows_of("values", names, "tokens, p")
-    rare = hardly_trained(index, [n for rows in by_memory.values() for row in rows for n in row["tokens"][:most]])
+    rare = find_undertrained(index, [n for rows in by_memory.values() for row in rows for n in row["tokens"][:most]])
     return {
         name: [
             (token(index.vocabulary[n]), p, n not in rare)
