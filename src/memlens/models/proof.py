@@ -21,8 +21,7 @@ Once, after the last layer:
 
 9. prediction    The final norm and the lens, applied to the last state, give the model's own logits.
 
-Layers that run the same code need not repeat everything. In the first of them, torch's own linear maps are multiplied
-again by formula and step 8 is run. In the others, the recorded products of these maps are used.
+Step 8 tests code, not weights. Of layers that run the same code, only the first one takes it.
 """
 
 from __future__ import annotations
@@ -97,11 +96,10 @@ def prove(model: MemoryModel) -> Proof:
         for layer, call in zip(model.layers, probe.calls, strict=True):
             step = f"{model.name}: layer {layer.number}: the proof cannot be computed"
             with in_float32(layer.block), reject_on_error(step):
+                _LayerProof(layer, call, worst).prove()
                 code = code_of(layer.block)
-                is_repeated = code in proven_code
-                proven_code.add(code)
-                _LayerProof(as_recorded(layer, call) if is_repeated else layer, call, worst).prove()
-                if second is not None and not is_repeated:
+                if second is not None and code not in proven_code:
+                    proven_code.add(code)
                     with with_small_maps(layer, second[layer.number]) as small:
                         second_worst = _Worst(model.name, tolerance * _SECOND)
                         _LayerProof(small, second[layer.number], second_worst).prove_arithmetic()
@@ -186,7 +184,7 @@ class _LayerProof:
         states = self.call.states.clone()
         states[later] = states[later].flip(-1)
         expected = (o - y)[early]
-        with replaced(self._silent_maps()), hooks.edit_coefficients(self.layer, lambda c, _group: torch.zeros_like(c)):
+        with hooks.edit_coefficients(self.layer, lambda c, _group: torch.zeros_like(c)):
             silent = rows_of(self.call.run(states))[early]
         if self.worst.deviation(silent, expected, scale[early]) <= self.worst.tolerance:
             self.worst.compare("addition", self.where, silent, expected, scale[early])
@@ -196,25 +194,8 @@ class _LayerProof:
         self.worst.compare("causality", self.where, output, o[early], scale[early])
         self.worst.compare("addition", self.where, silent, expected, scale[early])
 
-    def _silent_maps(self) -> dict[nn.Module, Callable[..., Tensor]]:
-        """Return forward functions that replace the group's linear maps when all coefficients are zero.
-
-        This saves the products. At early positions the input of the keys is the same as before, so their outputs are
-        known. The input of the values is zero, so their output is the bias.
-        """
-        forwards: dict[nn.Module, Callable[..., Tensor]] = {}
-        for group in self.layer.groups:
-            for part in projections(group):
-                if is_plain(part) and part in self.calls:
-                    forwards[part] = partial(_repeat, self.calls[part].output)
-            if isinstance(group, LinearGroup) and group.down in forwards:
-                zeros = torch.zeros_like(self.calls[group.down].output)
-                output = zeros if group.value_bias is None else zeros + group.value_bias
-                forwards[group.down] = partial(_repeat, output)
-        return forwards
-
     def _watch(self) -> None:
-        """Collect the coefficients of all groups. Experts need another run, because no module returns theirs."""
+        """Collect the coefficients of all groups. No module returns those of experts, so experts run once more."""
         if self.layer.is_mixture:
             with hooks.watch_coefficients(self.layer, self.blocks.append):
                 self.call.run()
@@ -279,10 +260,6 @@ class _LayerProof:
         self.worst.compare("stream", self.where, reads if moved is None else moved, stream, scale)
 
 
-def _repeat(output: Tensor, *_arguments: Any, **_keywords: Any) -> Tensor:
-    return output.clone()
-
-
 def _prove_prediction(model: MemoryModel, probe: Probe, worst: _Worst) -> None:
     """Run step 9: compare the lens with the network's own code after the blocks, on the last layer's probe states."""
     lens, last = model.lens, probe.calls[-1].states
@@ -305,9 +282,9 @@ def _prove_prediction(model: MemoryModel, probe: Probe, worst: _Worst) -> None:
 
 # Step 7: completeness
 #
-# A block adds memories and the output of parts that mix positions. Unseen memories after the known ones fail step 6.
-# This step searches for unseen memories before or parallel to the known ones (parallel blocks, layers without
-# memories), among modules and among products that the block's own code computes from its parameters.
+# A block adds memories and the output of parts that mix positions. If unseen memories follow the known ones, step 6
+# fails. Step 7 searches for unseen memories before or parallel to the known ones (parallel blocks, layers without
+# memories). It examines modules, and products that the block's own code computes from its parameters.
 
 
 def find_unseen_part(
@@ -530,40 +507,6 @@ class _SmallMapGroup(LinearGroup):
 
     def weighed_values(self, coefficients: Tensor) -> Tensor:
         return self.maps[self.down](coefficients)
-
-
-@dataclass(frozen=True, eq=False)
-class _RecordedGroup(LinearGroup):
-    """A group that takes products from recorded calls of torch's own linear maps."""
-
-    calls: dict[nn.Module, ModuleCall] = field(kw_only=True)
-
-    def matches(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        gate = self._product(self.key_projection)[..., self.key_rows]
-        return gate, None if self.up_projection is None else self._product(self.up_projection)[..., self.up_rows]
-
-    def weighed_values(self, coefficients: Tensor) -> Tensor:
-        product = self._product(self.down)
-        return product if self.value_bias is None else product - self.value_bias
-
-    def _product(self, module: nn.Module) -> Tensor:
-        return rows_of(self.calls[module].output)
-
-
-def as_recorded(layer: MemoryLayer, call: BlockCall) -> MemoryLayer:
-    """Return the layer with the recorded products of torch's own linear maps."""
-    calls = {part.module: part for part in call.trace.calls}
-
-    def recorded(group: MemoryGroup) -> MemoryGroup:
-        parts = projections(group)
-        # a subclass may use other weights, and a token scale changes the weights of values
-        if type(group) is not LinearGroup or group.token_scale is not None:
-            return group
-        if not all(is_plain(part) and part in calls for part in parts):
-            return group
-        return _RecordedGroup(**{field.name: getattr(group, field.name) for field in fields(group)}, calls=calls)
-
-    return replace(layer, groups=tuple(map(recorded, layer.groups)))
 
 
 @contextmanager
