@@ -21,11 +21,11 @@ from torch.overrides import TorchFunctionMode
 
 from memlens.errors import MemlensError, UnsupportedModel
 
-_SEQUENCES, _LENGTH, _SEED = 2, 8, 2021  # short, because every load runs the probe; the proof adds a longer one
+_SEQUENCES, _LENGTH, _SEED = 2, 8, 2021  # a short probe, because every load runs it; the proof adds a longer probe
 
 
 def probe_tokens(tokens: int, context: int | None) -> Tensor:
-    """Return random tokens below `tokens`, [2, 8] int64 (shorter if the context is shorter)."""
+    """Return random token ids below `tokens`, int64 [2, 8]. If the context is shorter than 8, rows are as well."""
     length = _LENGTH if context is None else min(_LENGTH, context)
     return torch.randint(0, tokens, (_SEQUENCES, length), generator=torch.Generator().manual_seed(_SEED))
 
@@ -57,7 +57,7 @@ class ModuleCall:
 
 
 class BlockCall:
-    """A recorded call of a block, [batch, pos, d] to [batch, pos, d]. Repeat it inside `in_float32(block)`."""
+    """A recorded call of a block with states [batch, pos, d]. Repeat the call inside `in_float32(block)`."""
 
     def __init__(self, call: ModuleCall) -> None:
         self.block = call.module
@@ -84,7 +84,7 @@ class BlockCall:
 
     @cached_property
     def trace(self) -> BlockTrace:
-        """The first trace. Discovery and proof share it."""
+        """The first trace, which discovery and proof share."""
         return self.traced()
 
 
@@ -150,7 +150,7 @@ def _finer(value: Any) -> Any:
 
 @contextmanager
 def record_calls(modules: Iterable[nn.Module], use: Callable[[ModuleCall], None]) -> Iterator[None]:
-    """Pass every call of these modules that takes and returns a tensor to `use`, after the call."""
+    """Call `use` after every call of these modules that takes and returns a tensor."""
     open_calls: list[Tensor | None] = []
 
     def before(_module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -293,7 +293,7 @@ class Product:
 
 
 class ProductMode(TorchFunctionMode):
-    """Records products of parameter matrices with activations. Products named in `outputs` return that tensor instead.
+    """Records products of parameter matrices with activations. `outputs` replaces the results of some products.
 
     A matrix is a parameter with at least two dimensions, or a tensor computed from parameters alone. Only products
     whose input and output are laid out by position are recorded. Others, such as convolutions over positions, run

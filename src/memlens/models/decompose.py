@@ -31,7 +31,7 @@ class LayerUse(NamedTuple):
     """The coefficients of one layer's memories and the weights of its groups at n positions."""
 
     coefficients: Tensor  # [n, memories]
-    weights: Tensor  # [n, groups], factor on a group's m and biases; 0 if the token did not reach the group
+    weights: Tensor  # [n, groups], factor of each group's m and biases; 0 if the token did not reach the group
 
     def at(self, rows: Tensor) -> LayerUse:
         return LayerUse(self.coefficients[rows], self.weights[rows])
@@ -39,7 +39,7 @@ class LayerUse(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PositionStates:
-    """States and coefficients of every layer at n positions, with o = r + y. Copies, float32 or finer."""
+    """States and coefficients of every layer at n positions, with o = r + y. All are copies in float32 or finer."""
 
     embedding: Tensor  # [n, d], the input of the first layer
     r: dict[int, Tensor]  # [n, d]
@@ -164,7 +164,7 @@ class LogitDecomposition:
         return self._lens.logit_rows(every).mean(0)  # [d]
 
     def direction(self, tokens: Tensor, states: Tensor, relative: bool = False) -> Tensor:
-        """Return directions [n, d]: part . direction is the contribution of a part of a state to its token's logit.
+        """Return directions [n, d]. The product part . direction is what a part of a state adds to its token's logit.
 
         Args:
             tokens: [n].
@@ -193,7 +193,7 @@ class LogitDecomposition:
         return constant
 
     def memories(self, layer: int, use: LayerUse, direction: Tensor) -> Tensor:
-        """Return what each memory of the layer adds along the direction [n, d]: [n, memories]."""
+        """Return the contribution of each memory of the layer along the direction [n, d], as [n, memories]."""
         block = self._model.layers[layer]
         inward = self._before_post_norm(block, use, direction)
         effects = torch.empty_like(use.coefficients)
@@ -203,7 +203,10 @@ class LogitDecomposition:
         return effects.mul_(use.coefficients)
 
     def block_bias(self, layer: int, use: LayerUse, direction: Tensor) -> Tensor:
-        """Return what the block's biases add along the direction, [n]. Memories and biases sum to the block's part."""
+        """Return the contribution of the block's biases along the direction, [n].
+
+        The contributions of memories and biases sum to the block's part.
+        """
         block = self._model.layers[layer]
         total = direction.new_zeros(len(direction))
         biases = _biases(block, use.weights)
@@ -219,7 +222,7 @@ class LogitDecomposition:
         return torch.cosine_similarity(self._embedding[tokens], self._embedding[other_tokens], dim=-1)
 
     def logit_parts(self, positions: PositionStates, tokens: Tensor, relative: bool = False) -> LogitParts:
-        """Return the model's logit of each position's token [n] as parts."""
+        """Split the model's logit of each position's token [n] into parts."""
         layers = range(len(self._model.layers))
         direction = self.direction(tokens, positions.o[layers[-1]], relative)
         return LogitParts(
@@ -254,7 +257,7 @@ def _biases(block: MemoryLayer, weights: Tensor) -> Tensor | None:
 
 
 def _backwards(norm: Norm, direction: Tensor, states: Tensor) -> Tensor:
-    """Return d' with x . d' = norm(x) . direction, without the norm's bias and with the scale for `states`."""
+    """Return d' such that x . d' = norm(x) . direction, without the norm's bias. The scale is fixed for `states`."""
     gain = norm.gain
     if gain is not None:
         direction = direction * gain

@@ -70,7 +70,7 @@ def discover_layers(calls: Sequence[BlockCall], activations: Sequence[str]) -> l
 
 
 class _Discovery:
-    """The discovery of one block."""
+    """Finds the memories of one block."""
 
     def __init__(self, call: BlockCall, number: int, activations: Sequence[str]) -> None:
         self.call, self.number, self.activations = call, number, activations
@@ -79,7 +79,7 @@ class _Discovery:
         self.by_module = {call.module: call for call in self.calls}
 
     def layer(self) -> MemoryLayer:
-        """Run all steps."""
+        """Run all steps and return the layer, which has no groups if the block has no memories."""
         with reject_on_error("its keys and values cannot be found"):
             groups = [*self._linear_groups(), *self._expert_groups()]
         if not groups:
@@ -254,7 +254,7 @@ class _Discovery:
         raise UnsupportedModel(self._why_not_added())
 
     def _fit(self, reached: Tensor, source: Tensor) -> tuple[Scale, bool]:
-        """Fit reached = scale * source [n, d] with a constant or a factor per coordinate. Return (scale, fits)."""
+        """Fit reached = scale * source [n, d] with a constant or a factor per coordinate. Returns (scale, is close)."""
         # if an expert has almost no weight (Zaya), the difference of two sums is rounding noise
         clear = source.abs().amax(-1) > 1e-4 * rows_of(self.o).abs().amax(-1)
         if clear.any():

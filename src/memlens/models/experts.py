@@ -107,7 +107,7 @@ class ExpertGroup(MemoryGroup):
 
 
 def expert_groups(experts: Any, router: nn.Module | None = None, **facts: Any) -> list[ExpertGroup]:
-    """Return the groups of a stacked module. `facts` are activation, activate, combine and scale."""
+    """Return the groups of a stacked module. `facts` sets the fields activation, activate, combine and scale."""
     if getattr(experts, "has_post_expert_norm", False):
         raise UnsupportedModel("a norm follows every expert, so values do not add up; use another model")
     if getattr(experts, "_is_expert_parallel", False):

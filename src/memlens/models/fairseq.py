@@ -1,8 +1,8 @@
 """The paper's model, a fairseq checkpoint with adaptive input and softmax, as a MemoryModel. fairseq is not needed.
 
-A folder with model.pt and dict.txt is read. Tokens are whole words: four special tokens, then line k of dict.txt is
-token k + 4. Other words become `<unk>`. The lens is the adaptive softmax: its scores are log-probabilities over all
-words, for states and for values, because there is no final norm and no bias.
+The checkpoint is a folder with model.pt and dict.txt. Tokens are whole words. The first four tokens are special, and
+line k of dict.txt, counted from 0, is token k + 4. Other words become `<unk>`. The lens is the adaptive softmax. Its
+scores are log-probabilities over all words, for states and for values, because there is no final norm and no bias.
 
 The file has four sections: the network, the checkpoint, the words and the model.
 """
@@ -160,7 +160,7 @@ class AdaptiveSoftmax(nn.Module):
         return torch.cat([self.words, *(tail.words @ tail.projection.T for tail in self._each_tail())])
 
     def rows(self, words: Tensor) -> Tensor:
-        """Return the directions of words [n], [n, d]. For a rarer word, the row of its band's class is added."""
+        """Return the directions [n, d] of words [n]. For a rarer word, the row of its band's class is added."""
         rows = self.words.new_empty(len(words), self.words.shape[1])
         is_head = words < self.ends[0]
         rows[is_head] = self.words[words[is_head]]
@@ -245,8 +245,8 @@ def sinusoids(positions: int, width: int) -> Tensor:
 
 # The checkpoint
 #
-# model.pt is a pickle. torch's reader for plain data opens it, and besides tensors and plain values only
-# argparse.Namespace is allowed. Files that need anything else are rejected, and so are unknown settings and tensors.
+# model.pt is a pickle. torch's reader for plain data opens it and allows only tensors, plain values and
+# argparse.Namespace. Files with anything else are rejected, as are unknown settings and tensors.
 
 Settings = Mapping[str, Any]
 
@@ -469,7 +469,7 @@ def _join_attention_(weights: dict[str, Tensor]) -> None:
 
 
 def _tie_(network: AdaptiveTransformer, projections: bool, name: str) -> None:
-    """Share tensors of input and output side that the settings tie. Raises ModelError if the two copies differ."""
+    """Share the tensors that the settings tie between input and output. Raises ModelError if two copies differ."""
     source, target = network.input, network.output
     pairs: list[tuple[nn.Module, str, nn.Parameter]] = [(target, "words", _weight(source.words[0]))]
     for band, tail in enumerate(target.tails, start=1):
@@ -500,7 +500,7 @@ _OVERWRITE = " #fairseq:overwrite"  # suffix of a word that replaces an earlier 
 
 
 class WordTokenizer(Tokenizer):
-    """The words of one dictionary."""
+    """A tokenizer whose tokens are the words of a dictionary."""
 
     def __init__(self, words: Sequence[str], bos: int = END) -> None:
         """Create a tokenizer from all words by id, special tokens first. Of equal words, the last is used."""
@@ -633,8 +633,8 @@ class AdaptiveModel(MemoryModel):
 class AdaptiveLens(Lens):
     """The adaptive softmax over all words. Every score is a log-probability, so the softmax of the scores is p.
 
-    Scaling a value can change the order of words in different bands, and the scores of parts do not add up to the score
-    of their sum. Within a band they do, up to a constant. `embedding` contains these directions.
+    Scaling a value can change the order of words in different bands. The scores of parts add up to the score of their
+    sum only within a band, and up to a constant. `embedding` contains the directions of the words.
     """
 
     def __init__(self, network: AdaptiveTransformer) -> None:

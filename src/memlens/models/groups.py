@@ -99,7 +99,7 @@ class MemoryGroup(ABC):
 
     @cached_property
     def gate_turns(self) -> bool:
-        """True if the activation is negative for a negative gate, as with SiLU, but not with a sigmoid or ReLU."""
+        """True if a negative gate makes the activation negative, as SiLU does and a sigmoid or ReLU does not."""
         return bool((self.activate(torch.tensor([-1.0], device=self.values.device)) < 0).item())
 
     def holds(self, memory: MemoryId | ExpertId) -> bool:

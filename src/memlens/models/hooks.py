@@ -80,7 +80,7 @@ def _on_groups(
     on_linear: Callable[[LinearGroup, BatchShape], AbstractContextManager[None]],
     on_experts: Callable[[StackedExperts, BatchShape], AbstractContextManager[None]],
 ) -> Iterator[None]:
-    """Enter this context for every group of a layer, with [batch, pos] of the running pass."""
+    """Enter a context for every group of a layer. Each context receives the shape of the running pass."""
     shape = BatchShape()
     with ExitStack() as stack:
         stack.enter_context(on_input(layer.block, shape.note))

@@ -79,8 +79,8 @@ def quiet_transformers() -> Iterator[None]:
 
 # Rejections by configuration
 #
-# Discovery and proof would reject these types as well. They are listed so that the reason is stated in terms of their
-# architecture, and before any weights are downloaded.
+# Discovery and proof would reject these types as well. This list gives the reason in terms of the architecture, before
+# any weights are downloaded.
 
 _HYPER = "its blocks pass on several mixed streams (hyper-connections), so there is no single r and o"
 _ALTUP = "its blocks predict and correct several copies of the stream (AltUp), so a value is not simply added to one"
@@ -266,11 +266,14 @@ class HuggingFaceModel(MemoryModel):
         return output
 
     def running(self) -> AbstractContextManager[None]:
-        """Run experts with `run_experts` in every pass, observed or not, so that all passes give the same bits."""
+        """Run experts with `run_experts`, also in passes without observers, so that all passes give the same bits."""
         return replace_experts(self.network) if self._has_experts else nullcontext()
 
     def _mask(self, tokens: Tensor) -> Tensor | None:
-        """Return a mask of ones if the model has a padding token, because transformers would warn, otherwise None."""
+        """Return a mask of ones if the model has a padding token, otherwise None.
+
+        Without the mask, transformers would warn about the padding token.
+        """
         return None if getattr(text_config(self.config), "pad_token_id", None) is None else torch.ones_like(tokens)
 
     def fingerprint(self) -> str:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from memlens.errors import SettingError
 
 NormKind = Literal["layer", "rms", "layer+1", "rms+1"]
-"""layer: centered, gain and bias. rms: gain only. +1: the gain is one plus the stored weight (Nemotron, Gemma)."""
+"""The kind "layer" subtracts the mean and has a gain and a bias, "rms" has a gain only. With "+1", the gain is one plus
+the stored weight (Nemotron, Gemma)."""
 
 
 @dataclass(frozen=True, eq=False)

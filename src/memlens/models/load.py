@@ -114,7 +114,7 @@ def load(
 
 
 def _stamps(name: str) -> dict[str, FileStamp | None]:
-    """Return the stamps of a file or of the files in a folder. Empty for a Hub id, whose cached files never change."""
+    """Return the stamps of a file or of the files in a folder. A Hub id has none: its cached files never change."""
     try:
         path = Path(name).expanduser()
         files = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -299,7 +299,7 @@ def _read_network(place: str, name: str, config: Config, dtype: torch.dtype, **o
             )
     except MemlensError:
         raise
-    except Exception as error:  # the readers of damaged files raise almost anything
+    except Exception as error:  # damaged files cause many types of exceptions
         # raised by transformers for tensors that the network does not have
         if isinstance(error, NotImplementedError) and "gguf_file" in options:
             raise _unsupported_gguf(name, one_line(error)) from error
@@ -337,7 +337,7 @@ def _read_tokenizer(place: str, adds_bos: bool | None = None, **options: Any) ->
     try:
         with quiet_transformers():
             fast = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
-    except Exception as error:  # the readers of damaged files raise almost anything
+    except Exception as error:  # damaged files cause many types of exceptions
         reason = f"it has no entry {error}" if isinstance(error, KeyError) else one_line(error)
         raise ModelError(f"the tokenizer of {place} cannot be read ({reason})") from error
     return Tokenizer(fast, adds_bos)
@@ -432,7 +432,7 @@ def _list_first(names: list[str]) -> str:
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in transformers' order of preference
 _REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_IMPLEMENTATIONS = (None, "eager", "sdpa", "batched_mm", "grouped_mm")  # parts of transformers itself
+_IMPLEMENTATIONS = (None, "eager", "sdpa", "batched_mm", "grouped_mm")  # implementations in transformers itself
 _COUNTS_LAYERS = re.compile(r"(n|num)_(hidden_|decoder_)?layers?|attention_types")
 _MOST_LAYERS = 4096  # far more than any model has
 _CONFIG_LIMIT = 16 << 20  # maximum bytes of a configuration or of the index of weight files
@@ -543,7 +543,7 @@ def _check_layer_counts(settings: Any, name: str) -> None:
 
 
 def _check_sizes(name: str, config: Config, stored: Mapping[str, torch.Tensor], size: int) -> None:
-    """Compare the network of the configuration with the stored tensors, before memory is allocated for either.
+    """Raise ModelError if the stored tensors do not fit the configuration, before memory is allocated.
 
     Args:
         name: Name of the model in error messages.
@@ -601,7 +601,7 @@ def stored_tensors(place: str, name: str) -> tuple[dict[str, torch.Tensor], int]
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.strerror else one_line(error)
         raise ModelError(f"the weights of {name} cannot be read ({reason})") from error
-    except Exception as error:  # the readers of damaged files raise almost anything
+    except Exception as error:  # damaged files cause many types of exceptions
         raise _unreadable_weights(name, error) from error
     return tensors, size
 

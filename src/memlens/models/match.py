@@ -128,7 +128,7 @@ def match_keys(down: ModuleCall, calls: Sequence[ModuleCall], names: Sequence[st
 
 @dataclass(frozen=True, eq=False)
 class _NormedProduct:
-    """The function norm(f(g) * u)"""
+    """The function norm(f(g) * u)."""
 
     activate: Callable[[Tensor], Tensor]
     norm: Norm

@@ -44,7 +44,7 @@ class Recording:
     r: dict[int, Tensor] = field(default_factory=dict)  # [batch, pos, d], o - y
     embedding: Tensor | None = None  # [batch, pos, d], the input of the first layer
 
-    # These are called in the order in which a layer runs.
+    # The following methods are listed in the order in which a pass calls them.
 
     def set_embedding(self, states: Tensor) -> None:
         self.embedding = _copy(states)
@@ -147,7 +147,7 @@ class MemoryModel(ABC):
             return self._run_body(self._check_tokens(tokens))
 
     def run_to(self, layer: int, tokens: Tensor) -> None:
-        """Run the blocks up to and including a layer, for their observers."""
+        """Run the blocks up to and including a layer, so that observers see them run."""
 
         def stop(_output: Tensor) -> None:
             raise _StopPassError
@@ -171,7 +171,7 @@ class MemoryModel(ABC):
         return Probe(tokens, [BlockCall(call) for call in calls], outside(modules, blocks))
 
     def forget_probe(self) -> None:
-        """Free the probe of discovery when no proof follows."""
+        """Free the probe of the discovery, because no proof follows."""
         self._latest_probe = None
 
     def running(self) -> AbstractContextManager[None]:
@@ -200,8 +200,8 @@ class MemoryModel(ABC):
     ) -> Iterator[None]:
         """Call on_coefficients(layer, block) for every group of memories used in forward passes inside the context.
 
-        The block of a routed expert contains the tokens that were sent to it. Tensors are not copied, so the callback
-        must copy what it keeps.
+        The block of a routed expert contains the tokens that the router sent to the expert. Tensors are not copied, so
+        the callback must copy what it keeps.
         """
         with ExitStack() as stack:
             for layer in self.layer_numbers(layers):

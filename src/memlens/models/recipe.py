@@ -1,4 +1,4 @@
-"""A loaded model for worker processes: loaded again from its source, or sent as a copy."""
+"""The model of worker processes, which load it again from its source or receive a copy."""
 
 from __future__ import annotations
 

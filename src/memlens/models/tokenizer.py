@@ -1,6 +1,6 @@
 """Tokenizer: text to tokens and back, with the character at which each token ends.
 
-It wraps a fast tokenizer of Hugging Face. No special tokens are added to a text. BOS is added when batches are built.
+Tokenizer wraps a fast tokenizer of Hugging Face. Encoding adds no special tokens. BOS is added when batches are built.
 """
 
 import json
@@ -199,14 +199,14 @@ class Tokenizer:
 
     @cached_property
     def _byte_of(self) -> dict[str, int]:
-        """Return the bytes by their symbol in byte-level BPE: the byte itself if printable, else from U+0100 on."""
+        """Return the byte of each symbol of byte-level BPE. Bytes that are not printable have symbols from U+0100."""
         printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
         hidden = [byte for byte in range(256) if byte not in printable]
         return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
 
     @cached_property
     def _token_reading(self) -> dict[str, int]:
-        """Return tokens by their text, without incomplete characters. Of tokens with equal text, the lowest is used."""
+        """Return the lowest token with each text. Texts with incomplete characters are left out."""
         readings: dict[str, int] = {}
         for token in range(self.size):
             text = self.token_text(token)
@@ -226,9 +226,9 @@ _stderr = Lock()
 
 @contextmanager
 def _holding_stderr() -> Iterator[int]:
-    """Collect what this process writes to stderr and write it at the end. Yields the file that holds it.
+    """Hold back the output of this process to stderr until the end. Yields the descriptor of the file that holds it.
 
-    Rust reports a panic on stderr, in up to hundreds of lines, before it becomes an exception.
+    Rust reports a panic on stderr, in up to hundreds of lines, before the panic becomes an exception.
     """
     with _stderr:
         try:
@@ -248,14 +248,14 @@ def _holding_stderr() -> Iterator[int]:
 
 
 def _check_normalizer(normalizer: Any) -> None:
-    """Raise ModelError if replacements may make a text far longer, so that a short text would fill the memory.
+    """Raise ModelError if replacements may make a text so much longer that a short text would fill the memory.
 
-    A replacement multiplies the length of what it matches. Two of them multiply each other if the second may match
-    what the first inserts, which is assumed of a regular expression.
+    A replacement multiplies the length of the text that it matches. The factors of two replacements multiply if the
+    second one may match what the first one inserts. A regular expression is assumed to match everything.
     """
     from tokenizers import Regex, normalizers
 
-    later: list[tuple[str, float]] = []  # later replacements: a string that they require, and their growth
+    later: list[tuple[str, float]] = []  # for each later replacement: the string that it requires, and its growth
     for step in reversed([] if normalizer is None else _steps(json.loads(normalizer.__getstate__()))):
         if step.get("type") != "Replace":
             continue
