@@ -24,7 +24,7 @@ import memlens
 from memlens.annotations.records import Annotations, Label
 from memlens.corpus.store import CorpusStore, read_batches
 from memlens.errors import IndexFolderError, MemlensError
-from memlens.files import facts_of, read_sealed, write_sealed
+from memlens.files import write_sealed
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.models.load import load
@@ -212,13 +212,6 @@ def test_an_unfinished_scan_with_objects_in_its_arrays_is_refused(
     memlens.scan(tiny_gpt2, tiny_text, out=out, top=3, threads=1, shard="1/2")
     partial = out / "partial"
     objects = np.array([Trap(mark)], dtype=object)
-    for name in ("offsets.npy", "fresh_from.npy"):
-        np.save(partial / name, objects, allow_pickle=True)
-        document = read_sealed(partial / "corpus.json")
-        files = {**document["files"], name: facts_of(partial / name)}
-        write_sealed(partial / "corpus.json", {**document, "files": files})  # an attacker can compute the checksum
-        with pytest.raises(MemlensError, match=r"missing or damaged"):
-            CorpusStore.verified(partial)
     np.savez(partial / "batches.npz", batches=objects)
     with pytest.raises(MemlensError, match="damaged"):
         read_batches(partial / "batches.npz")

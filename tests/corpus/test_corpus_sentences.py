@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ def units(*texts: str) -> list[TextUnit]:
 
 
 def tokenized(*texts: str, encode: Any = encode_words, **options: int | None) -> list[Sentence]:
-    return list(tokenize_units(units(*texts), encode, **{"max_length": None, "max_tokens": None, **options}))
+    return list(tokenize_units(units(*texts), encode, **{"max_length": None, **options}))
 
 
 def test_ids_are_in_reading_order_and_units_without_tokens_have_none() -> None:
@@ -46,13 +47,6 @@ def test_a_long_sentence_is_cut_and_counts_its_dropped_tokens_and_one_that_just_
     assert tokenized("a bb.", max_length=2) == [Sentence(0, "a bb.", [1, 2], [1, 4], "a.txt:1", 0)]
 
 
-@pytest.mark.parametrize(("limit", "sentences"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (99, 3)])
-def test_reading_stops_after_the_sentence_that_reaches_the_limit(limit: int, sentences: int) -> None:
-    for texts in (("a b", "c d", "e f"), ("a b x", "c d x x", "e f x")):  # dropped tokens do not count
-        result = tokenized(*texts, max_length=2, max_tokens=limit)
-        assert [len(sentence.tokens) for sentence in result] == [2] * sentences
-
-
 def test_units_are_not_read_far_ahead_of_the_sentences() -> None:
     read = []
 
@@ -61,7 +55,7 @@ def test_units_are_not_read_far_ahead_of_the_sentences() -> None:
             read.append(number)
             yield TextUnit("a b", "a.txt:1")
 
-    list(tokenize_units(stream(), encode_words, max_length=None, max_tokens=20, batch=8))
+    list(islice(tokenize_units(stream(), encode_words, max_length=None, batch=8), 10))
     assert len(read) == 16
 
 
@@ -73,7 +67,7 @@ def test_long_documents_are_encoded_a_few_at_a_time() -> None:
         return [EncodedText([1], [len(text)]) for text in texts]
 
     documents = ["x" * 200_000] * 5 + ["word " * 200_000] + ["x" * 2_000_000] + ["no spaces in these " * 9]
-    assert len(list(tokenize_units(units(*documents), encode, max_length=None, max_tokens=None))) == 8
+    assert len(list(tokenize_units(units(*documents), encode, max_length=None))) == 8
     assert max(sizes) < 500_000 and sum(sizes) == sum(map(len, documents))
 
 
@@ -83,12 +77,12 @@ def test_a_long_text_has_the_same_tokens_as_in_one_piece(style: str, block: int 
     tokenizer = Tokenizer(tiny_tokenizer(style=style))
     text = ("The river runs  to the sea.\n\n" + "x" * 50 + " In 1990 a café opened. ") * 4000
     whole = tokenizer.encode([text])[0]
-    parts = list(tokenize_units(units(text), tokenizer.encode, max_length=None, max_tokens=None, block=block))
+    parts = list(tokenize_units(units(text), tokenizer.encode, max_length=None, block=block))
     assert [token for part in parts for token in part.tokens] == whole.ids
     assert "".join(part.text for part in parts) == text
     if block is None:
         assert parts[0].ends == whole.ends
-        (cut,) = tokenize_units(units(text), tokenizer.encode, max_length=9, max_tokens=None)
+        (cut,) = tokenize_units(units(text), tokenizer.encode, max_length=9)
         assert (cut.tokens, cut.ends, cut.cut) == (whole.ids[:9], whole.ends[:9], len(whole.ids) - 9)
     else:
         assert {len(part.tokens) for part in parts[:-1]} == {block}
@@ -129,4 +123,4 @@ def test_a_cut_sentence_has_the_first_tokens_and_the_text_they_cover(text: str, 
 @pytest.mark.parametrize(("options", "words"), [((0, None), "max length is 0"), ((7, 8), "use block:7 or less")])
 def test_a_length_below_one_and_blocks_beyond_the_context_are_rejected_before_anything_is_read(options, words) -> None:
     with pytest.raises(SettingError, match=words):
-        tokenize_units([], encode_words, max_length=options[0], max_tokens=None, block=options[1])
+        tokenize_units([], encode_words, max_length=options[0], block=options[1])

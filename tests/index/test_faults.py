@@ -60,7 +60,7 @@ def test_a_damaged_part_can_be_removed_and_its_batches_are_done_again(scans: Sca
     scans.end(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["corpus.parquet", "tokens.bin", "offsets.npy", "fresh_from.npy", "batches.npz"])
+@pytest.mark.parametrize("name", ["corpus.parquet", "tokens.bin", "offsets.bin", "fresh_from.bin", "batches.npz"])
 def test_a_bit_flipped_while_a_scan_is_interrupted_is_refused(scans: Scans, tmp_path: Path, name: str) -> None:
     scans.stop(tmp_path, 3)
     path = tmp_path / "partial" / name

@@ -63,7 +63,7 @@ def test_a_corpus_file_of_nonsense(model, tmp_path, content, ending, packed, uni
     corpus = CorpusSettings((str(path),), unit=unit)
     with refused_in_one_line():
         corpus_fingerprint(corpus)
-        limits = {"max_length": 9, "max_tokens": None, "block": corpus.block}
+        limits = {"max_length": 9, "block": corpus.block}
         for sentence in tokenize_units(read_units(corpus), model.tokenizer.encode, **limits):
             assert sentence.tokens
 

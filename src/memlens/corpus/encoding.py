@@ -4,9 +4,9 @@
 2. A chunk becomes an EncodedChunk, in this process or on a pool. Few chunks are in memory at a time.
 3. Chunks come back in reading order and are cut at `max_tokens`.
 
-Reading takes a hundredth of the time, so it stays in one process. A reading error is raised after the chunks before
-it, so that it occurs at the same place for any number of processes. A short text is encoded in this process, because
-starting another one takes as long as encoding a megabyte.
+Reading takes a hundredth of the time, so it stays in one process. If reading fails, the error is raised after the
+chunks that were read before, so that it occurs at the same place for any number of processes. A short text is encoded
+in this process, because starting another process takes as long as encoding a megabyte.
 """
 
 from array import array
@@ -71,7 +71,6 @@ class ChunkEncoder:
             cut_units(passages, self.corpus),
             self.tokenizer.encode,
             max_length=self.max_length,
-            max_tokens=None,
             block=self.corpus.block,
         ):
             texts.append(sentence.text)
@@ -110,8 +109,8 @@ def encode_corpus(
     Args:
         corpus: Sources and units.
         tokenizer: The tokenizer.
-        max_length: Maximum tokens of a sentence (the context without BOS). Longer sentences are cut.
-        max_tokens: Stop after the sentence that reaches this number of tokens. It is not cut.
+        max_length: Maximum number of tokens of a sentence (the context without BOS). Longer sentences are cut.
+        max_tokens: Stop after the sentence that reaches this total number of tokens. That sentence is not cut.
         processes: Processes that cut and tokenize. The result does not depend on their number.
         check_stop: Called several times per second while this process waits for others; may raise.
     """

@@ -35,7 +35,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 KINDS = (".txt", ".jsonl", ".parquet")
 COMPRESSIONS = (".gz", ".zst")
 _READABLE = ".txt, .jsonl or .parquet, each also .gz or .zst"
-# A sample of the training text of the bundled model, articles that it was not trained on, and CC0 prose
+# a sample of the text that the bundled model was trained on, articles that it was not trained on, and CC0 prose
 _BUNDLED_TEXTS = {"train": "wikipedia/train.jsonl.gz", "held-out": "wikipedia/held-out.jsonl.gz", "prose": "prose"}
 _UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")  # control characters, unpaired surrogates, line and paragraph separators
 
@@ -122,7 +122,7 @@ class ByteStream(Protocol):
 
 
 def open_raw(file: SourceFile) -> IO[bytes]:
-    """Open the bytes on disk. Raises CorpusError for a pipe or a device, which may never end."""
+    """Open a file without decompressing it. Raises CorpusError for a pipe or a device, which may never end."""
     try:
         if file.path.exists() and not file.path.is_file():
             raise CorpusError(f"'{file.label}' is not a regular file; copy its text to a file first")
@@ -133,7 +133,7 @@ def open_raw(file: SourceFile) -> IO[bytes]:
 
 @contextmanager
 def open_bytes(file: SourceFile) -> Iterator[ByteStream]:
-    """Open the bytes, decompressed if the file name ends in .gz or .zst."""
+    """Open a file, and decompress it if its name ends in .gz or .zst."""
     with open_raw(file) as stream:
         if file.compression == ".gz":
             yield gzip.GzipFile(fileobj=stream)
@@ -223,7 +223,7 @@ def _split_lines(chunks: Iterator[bytes], *, blank: bool = True) -> Iterator[tup
                 number += 1
             pending, size = [following[-1]], len(following[-1])
         if b"\0" in pending[-1] or size > LINE_LIMIT:
-            break  # reject it now: binary data may have no line end for gigabytes
+            break  # the caller rejects this line; binary data may have no line end for gigabytes
     if any(pending):
         yield number, b"".join(pending)
 
@@ -427,7 +427,7 @@ def read_hub(spec: HubSpec, column: str) -> Iterator[Passage]:
     datasets = _import_datasets(spec)
     try:
         records = iter(datasets.load_dataset(spec.name, spec.config, split=spec.split, streaming=True))
-    except Exception as problem:  # the package raises errors of its own, of the network and of file formats
+    except Exception as problem:  # the package raises many types of errors
         raise _hub_error(spec, problem) from problem
     number = 0
     while True:

@@ -1,4 +1,4 @@
-"""Finds the prefixes that an earlier sentence already contains.
+"""Finds the prefixes of each sentence with which an earlier sentence begins.
 
 1. DuckDB sorts the sentences by their tokens and then by id, on disk if they do not fit in memory.
 2. One pass over the sorted sentences computes how many tokens neighbors share.
@@ -39,10 +39,10 @@ def find_repeats(
     dedup: str,
     check_stop: Callable[[], None] = lambda: None,
 ) -> NDArray[np.int32]:
-    """Return, for each of `count` sentences, the length of its longest prefix that an earlier sentence begins with.
+    """Return the length of the longest prefix that each sentence shares with an earlier one, [count].
 
     One number per sentence is enough: if the first n tokens occurred before, so did all shorter prefixes. With dedup
-    "sentence", it is the length of the sentence if an earlier one is identical, else 0.
+    "sentence", the number is the length of the sentence if an earlier one is identical, else 0.
 
     Args:
         chunks: Sentence ids and the int32 tokens of each sentence as bytes.
@@ -113,10 +113,12 @@ def _longest_shared(batches: Iterable[Ints]) -> Iterator[tuple[list[int], list[i
     """Yield sentence ids, and the length of the longest prefix that each shares with any sentence of lower id.
 
     In sorted order, the number of tokens that two sentences share is the minimum over the neighbors between them. The
-    best earlier sentence is therefore the nearest one of lower id to the left or to the right. The stack holds
-    sentences in ascending order of id, each with the number of tokens that it shares with the one below, which is
-    ascending too. If a new sentence shares no more than that with the top, it shares as much with the one below, which
-    has a lower id, and so do all sentences after it. The top is then finished.
+    longest shared prefix is therefore shared with the nearest sentence of lower id to the left or to the right.
+
+    The stack holds sentences in ascending order of id. Each has a link: the number of tokens that it shares with the
+    sentence below it. Links ascend as well. If a new sentence shares no more tokens with the top than the top's link,
+    it shares as many with the sentence below, which has a lower id. The same holds for all sentences after the new one,
+    so the top is finished.
     """
     ids, links = [-1], [-1]  # a sentinel, so that the stack is never empty
     for batch in batches:

@@ -127,7 +127,6 @@ def tokenize_units(
     encode: Callable[[Sequence[str]], Sequence[EncodedText]],
     *,
     max_length: int | None,
-    max_tokens: int | None,
     block: int | None = None,
     batch: int = 512,
 ) -> Iterator[Sentence]:
@@ -136,13 +135,12 @@ def tokenize_units(
     Args:
         units: The units.
         encode: The tokenizer.
-        max_length: Maximum tokens of a sentence (the context without BOS). Longer sentences are cut.
-        max_tokens: Stop after the sentence that reaches this number of tokens in total. It is not cut.
+        max_length: Maximum number of tokens of a sentence (the context without BOS). Longer sentences are cut.
         block: Cut every unit into consecutive blocks of this number of tokens. The last one may be shorter.
-        batch: Units to encode at once.
+        batch: Maximum number of units to encode at once.
     """
     check_lengths(max_length, block)
-    return _sentences(_parts(units, encode, max_length, block, batch), max_tokens)
+    return (Sentence(number, *part) for number, part in enumerate(_parts(units, encode, max_length, block, batch)))
 
 
 def check_lengths(max_length: int | None, block: int | None) -> None:
@@ -155,24 +153,7 @@ def check_lengths(max_length: int | None, block: int | None) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A sentence without an id."""
-
-    text: str
-    tokens: list[int]
-    ends: list[int]
-    source: str
-    cut: int = 0
-
-
-def _sentences(parts: Iterator[_Part], max_tokens: int | None) -> Iterator[Sentence]:
-    total = 0
-    for number, part in enumerate(parts):
-        yield Sentence(number, part.text, part.tokens, part.ends, part.source, part.cut)
-        total += len(part.tokens)
-        if max_tokens is not None and total >= max_tokens:
-            return
+_Part = tuple[str, list[int], list[int], str, int]  # the fields of a Sentence without its id
 
 
 def _parts(
@@ -233,15 +214,15 @@ def _cut_to_length(unit: TextUnit, pieces: Iterable[EncodedText], max_length: in
         ids += encoded.ids[:room]
         ends += encoded.ends[:room]
     if count == len(ids):
-        return _Part(unit.text, ids, ends, unit.source) if ids else None
-    return _Part(unit.text[: ends[-1]], ids, ends, unit.source, count - len(ids))
+        return (unit.text, ids, ends, unit.source, 0) if ids else None
+    return unit.text[: ends[-1]], ids, ends, unit.source, count - len(ids)
 
 
 def _cut_blocks(unit: TextUnit, pieces: Iterable[EncodedText], block: int) -> Iterator[_Part]:
     """Yield consecutive blocks of tokens. Their joined texts are the text of the unit, and no token is lost.
 
-    If a block ends inside a character (byte tokens), the character belongs to that block, and the first tokens of the
-    next block end at offset 0 of its text.
+    If a block ends inside a character, as byte tokens can, the character belongs to that block. The remaining tokens of
+    the character are in the next block and end at offset 0 of its text.
     """
     begin = 0
     ids: list[int] = []  # tokens of incomplete blocks; the last block gets the rest of the text
@@ -253,15 +234,15 @@ def _cut_blocks(unit: TextUnit, pieces: Iterable[EncodedText], block: int) -> It
         for first in range(0, full, block):
             finish = ends[first + block - 1]
             block_ends = [end - begin for end in ends[first : first + block]]
-            yield _Part(unit.text[begin:finish], ids[first : first + block], block_ends, unit.source)
+            yield unit.text[begin:finish], ids[first : first + block], block_ends, unit.source, 0
             begin = finish
         del ids[:full], ends[:full]
     if ids:
-        yield _Part(unit.text[begin:], ids, [end - begin for end in ends], unit.source)
+        yield unit.text[begin:], ids, [end - begin for end in ends], unit.source, 0
 
 
 def corpus_fingerprint(settings: CorpusSettings) -> str:
-    """Return a SHA-256 over the names and bytes of the files in reading order, and over unit, column and language."""
+    """Return a SHA-256 of the unit, column and language, and of the files' names and bytes in reading order."""
     entries: list[list[str]] = [["settings", settings.unit, settings.column, settings.language]]
     for source in settings.sources:
         if is_hub_source(source):
@@ -352,7 +333,7 @@ def _fill(sentences: Sequence[tuple[int, np.ndarray]], width: int, bos: int | No
     if bos is not None:
         tokens[:, 0] = bos
         start = 1
-    for row, (_, ids_) in zip(tokens, sentences, strict=True):
-        row[start : start + len(ids_)] = ids_
-    ids = np.array([sentence for sentence, _ in sentences], dtype=np.int64)
-    return Batch(tokens, ids, np.array([len(ids_) for _, ids_ in sentences], dtype=np.int64))
+    for row, (_, sentence) in zip(tokens, sentences, strict=True):
+        row[start : start + len(sentence)] = sentence
+    ids = np.array([number for number, _ in sentences], dtype=np.int64)
+    return Batch(tokens, ids, np.array([len(sentence) for _, sentence in sentences], dtype=np.int64))

@@ -2,8 +2,8 @@
 
     corpus.parquet       sentence, text, tokens, ends, source, cut
     tokens.bin           all tokens, one sentence after another, int32
-    offsets.npy          position of each sentence in tokens.bin, and the end of the last one
-    fresh_from.npy       first new position of each sentence
+    offsets.bin          position of each sentence in tokens.bin, and the end of the last one, int64
+    fresh_from.bin       first new position of each sentence, int32
     corpus.json          counts and checksums; written last, so the text is complete if this file exists
     batches.npz          number of batches in each window, computed from the other files
 
@@ -45,10 +45,9 @@ from memlens.settings import WINDOW, CorpusSettings
 
 CORPUS = "corpus.parquet"
 SCHEMA = pa.schema([("sentence", pa.int64()), *ROWS])
-TOKENS, OFFSETS, FRESH = FLAT = ("tokens.bin", "offsets.npy", "fresh_from.npy")
+TOKENS, OFFSETS, FRESH = FLAT = ("tokens.bin", "offsets.bin", "fresh_from.bin")
 BATCHES = "batches.npz"
 COUNTS = {"sentences", "tokens", "cut_sentences", "cut_tokens", "repeated_prefixes"}
-_HEAD = 128  # bytes of the header of a one-dimensional .npy file of any length
 
 
 class CorpusDocument(msgspec.Struct, frozen=True):
@@ -72,10 +71,7 @@ class CorpusStore:
         self.folder = folder.absolute()
         self._stamps = self._current_stamps()
         tokens, sentences = self.counts["tokens"], self.counts["sentences"]
-        try:
-            self.tokens: NDArray[np.int32] = np.memmap(folder / TOKENS, np.int32, "r", shape=(tokens,))
-        except (OSError, ValueError) as error:
-            raise _damaged(folder / TOKENS) from error
+        self.tokens: NDArray[np.int32] = _map_array(folder / TOKENS, np.int32, tokens)
         self.offsets: NDArray[np.int64] = _map_array(folder / OFFSETS, np.int64, sentences + 1)
         self.fresh_from: NDArray[np.int32] = _map_array(folder / FRESH, np.int32, sentences)
 
@@ -86,7 +82,7 @@ class CorpusStore:
         for name, facts in store.files.items():
             path = folder / name
             if name == CORPUS and not path.exists():
-                path = folder.parent / name  # a process that was killed while publishing may have moved the file there
+                path = folder.parent / name  # publishing may have moved the file there before the process was killed
             if not is_as_noted(path, facts):
                 raise _damaged(path)
         return store
@@ -153,12 +149,9 @@ def read_batches(path: Path) -> NDArray[np.int32]:
 
 def _map_array(path: Path, kind: type, length: int) -> NDArray[Any]:
     try:
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+        return np.memmap(path, kind, "r", shape=(length,))
+    except (OSError, ValueError, OverflowError) as error:
         raise _damaged(path) from error
-    if array.dtype != kind or array.shape != (length,):
-        raise _damaged(path)
-    return array
 
 
 def _damaged(path: Path) -> IndexFolderError:
@@ -192,10 +185,10 @@ def store_corpus(
         stamps: Stamps of the files at the time of the corpus fingerprint.
         vocabulary: Number of tokens in the model's vocabulary.
         model_name: Name of the model for error messages.
-        max_length: Maximum tokens of a sentence.
-        max_tokens: Maximum tokens in total.
+        max_length: Maximum number of tokens of a sentence.
+        max_tokens: Maximum number of tokens in total.
         dedup: "prefix", "sentence" or "none" (see `find_repeats`).
-        processes: Processes that tokenize.
+        processes: Number of processes that tokenize.
         on_bytes: Called with the number of bytes read so far; may raise.
         check_stop: Called several times per second; may raise.
 
@@ -251,7 +244,7 @@ def write_corpus(
 def _write_sentences(
     folder: Path, chunks: Iterable[EncodedChunk], dedup: str, on_more: Callable[[int], None]
 ) -> tuple[dict[str, Any], FileFacts]:
-    """Write every file except corpus.json. Returns the counts, and the size and checksum of corpus.parquet."""
+    """Write every file except corpus.json. Returns the counts, and the facts of corpus.parquet."""
     counts = {"sentences": 0, "tokens": 0, "cut_sentences": 0, "cut_tokens": 0}
     with (
         replacing(folder / CORPUS) as corpus_path,
@@ -260,19 +253,18 @@ def _write_sentences(
         replacing(folder / FRESH) as fresh_path,
         HashedFile(corpus_path) as corpus,
         closing(pq.ParquetWriter(corpus, SCHEMA, compression="zstd")) as writer,
-        tokens_path.open("wb") as flat,
-        closing(_GrowingArray(offsets_path, np.int64)) as offsets,
-        closing(_GrowingArray(fresh_path, np.int32)) as fresh,
+        tokens_path.open("wb") as tokens,
+        offsets_path.open("wb") as offsets,
     ):
-        offsets.add(np.zeros(1, np.int64))
+        offsets.write(np.zeros(1, np.int64).tobytes())
         for rows in _windows(chunks, on_more):
             first = counts["sentences"]
             ids = pa.array(np.arange(first, first + len(rows), dtype=np.int64))
             writer.write_table(rows.add_column(0, "sentence", ids).cast(SCHEMA), row_group_size=WINDOW)
             lengths = pc.list_value_length(rows.column("tokens")).to_numpy().astype(np.int64)
-            offsets.add(counts["tokens"] + np.cumsum(lengths))
+            offsets.write((counts["tokens"] + np.cumsum(lengths)).tobytes())
             for part in rows.column("tokens").chunks:
-                flat.write(part.flatten().to_numpy().tobytes())
+                tokens.write(part.flatten().to_numpy().tobytes())
             cut = rows.column("cut").to_numpy()
             counts["sentences"] += len(rows)
             counts["tokens"] += int(lengths.sum())
@@ -280,14 +272,14 @@ def _write_sentences(
             counts["cut_tokens"] += int(cut.sum(dtype=np.int64))
         if counts["sentences"] == 0:
             raise CorpusError("the corpus contains no text; check the files and --unit")
-        flat.flush()
+        tokens.flush()
         offsets.flush()
         if dedup == "none":
             fresh_from = np.zeros(counts["sentences"], np.int32)
         else:
             sentences = _read_back(folder, counts["sentences"])
             fresh_from = find_repeats(sentences, counts["sentences"], folder, dedup, lambda: on_more(0))
-        fresh.add(fresh_from)
+        fresh_path.write_bytes(fresh_from.data)
         counts["repeated_prefixes"] = int(fresh_from.sum(dtype=np.int64))
     return counts, corpus.facts
 
@@ -305,38 +297,9 @@ def _windows(chunks: Iterable[EncodedChunk], on_more: Callable[[int], None]) -> 
         yield rows.combine_chunks()
 
 
-class _GrowingArray:
-    """A one-dimensional .npy file that is written piece by piece, so that it is never in memory at once."""
-
-    def __init__(self, path: Path, kind: type) -> None:
-        self._file, self._kind, self.count = path.open("wb"), np.dtype(kind), 0
-        self._write_head()
-
-    def _write_head(self) -> None:
-        np.lib.format.write_array_header_1_0(
-            self._file,
-            {"descr": np.lib.format.dtype_to_descr(self._kind), "fortran_order": False, "shape": (self.count,)},
-        )
-        assert self._file.tell() == _HEAD, "numpy pads the header, so its size does not depend on the array's length"
-
-    def add(self, piece: NDArray[Any]) -> None:
-        self._file.write(piece.astype(self._kind, copy=False).tobytes())
-        self.count += len(piece)
-
-    def flush(self) -> None:
-        """Write buffered numbers to disk, so that they can be read back."""
-        self._file.flush()
-
-    def close(self) -> None:
-        with self._file:
-            self._file.seek(0)
-            self._write_head()
-
-
 def _read_back(folder: Path, count: int) -> Iterator[tuple[NDArray[np.int64], list[bytes]]]:
     """Yield ids and tokens of the sentences in the temporary files, one window at a time."""
     with (folder / f"{OFFSETS}.part").open("rb") as offsets, (folder / f"{TOKENS}.part").open("rb") as tokens:
-        offsets.seek(_HEAD)
         end = np.frombuffer(offsets.read(8), np.int64)
         for first in range(0, count, WINDOW):
             ends = np.frombuffer(offsets.read(8 * min(WINDOW, count - first)), np.int64)

@@ -207,7 +207,6 @@ def _tokenized(index: Index, model: MemoryModel, corpus: CorpusSettings, bos: in
         read_units(corpus),
         model.tokenizer.encode,
         max_length=min(limits, default=None),
-        max_tokens=None,
         block=corpus.block,
     )
 
