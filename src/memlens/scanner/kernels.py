@@ -32,7 +32,7 @@ import numpy as np
 from numba import uint64
 from numpy.typing import NDArray
 
-from memlens.compiling import compiled, compiled_part, sort_
+from memlens.compiling import compiled, compiled_part
 from memlens.errors import SettingError
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ KeyArray = NDArray[np.uint64]
 COLUMNS = 1536
 ROWS = 4  # rows read together in the first pass
 SENTENCES = 16  # sentences read before the lists are updated, which raises their thresholds
-INSERTED = 4  # maximum number of new entries inserted one by one; sorting and merging is faster for more
 
 EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # edges of position ranges: 0, 1, 2 to 3, 4 to 7, ..., 512 and more
 BUCKETS = len(EDGES) + 1
@@ -241,7 +240,7 @@ class Reach(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """The prefixes that were sent to each expert behind a router."""
+    """The prefixes that the router sent to each expert."""
 
     chosen: IntArray  # [experts] int64: number of prefixes
     weight: IntArray  # [experts] int64: sum of the router weights, in UNITs
@@ -309,10 +308,6 @@ def scan_block_(
     summed, fired = np.empty(columns, np.float32), np.empty((BUCKETS + 1, columns), np.float32)
     group_peak, group_trough = np.empty(columns, np.float32), np.empty(columns, np.float32)
     sums = Sums(np.empty(columns, np.float64), fired, np.empty(columns, np.float32), np.empty(columns, np.float32))
-    matches = np.empty(max(candidates.rows.shape[0], 1), np.uint64)
-    spare = Lists(
-        np.empty((1, top.keys.shape[1]), np.uint64), np.empty((1, top.keys.shape[1]), np.int32), np.zeros(1, np.int32)
-    )
     starts = candidates.starts
     status, running = FINE, _running_quadrants(columns if has_gates else 0)
     for tile in range(first_column, last_column, COLUMNS):
@@ -341,11 +336,9 @@ def scan_block_(
                 sums.highest[c] = max(sums.highest[c], group_peak[c])
                 sums.lowest[c] = min(sums.lowest[c], group_trough[c])
             region = _Region(first, last, tile, width, memory, one_a_sentence)
-            _update_lists_(block, candidates, region, one, group_peak, peak, peak_step, top, matches, spare)
+            _update_lists_(block, candidates, region, one, group_peak, peak, peak_step, top)
             if keep_bottom:
-                _update_lists_(
-                    block, candidates, region, -one, group_trough, trough, trough_step, bottom, matches, spare
-                )
+                _update_lists_(block, candidates, region, -one, group_trough, trough, trough_step, bottom)
             first = last
         if has_gates:
             for c in range(width):
@@ -537,7 +530,7 @@ def _read_quadrants_(
     block: FloatArray, gates: Gates, candidates: Candidates, sentence: int, tile: int, width: int,
     running: _RunningQuadrants,
 ) -> None:  # fmt: skip
-    """Read the extremes and counts of one sentence, four rows at a time. The last four are padded with zeros."""
+    """Read the extremes and counts of one sentence, four rows at a time. Zeros pad the last group of rows."""
     start, stop = candidates.starts[sentence], candidates.starts[sentence + 1]
     running.extremes[:] = 0
     for i in range(start, stop, 4):
@@ -635,94 +628,44 @@ class _Region(NamedTuple):
 @compiled_part
 def _update_lists_(
     block: FloatArray, candidates: Candidates, region: _Region, sign: np.float32, extremes: FloatArray,
-    peaks: FloatArray, peak_steps: FloatArray, lists: Lists, matches: KeyArray, spare: Lists,
+    peaks: FloatArray, peak_steps: FloatArray, lists: Lists,
 ) -> None:  # fmt: skip
     """Update the lists of one end: the top end with sign 1, the bottom end with sign -1."""
     for c in range(region.width):
-        m = region.memory + c
-        threshold, extreme = _score_of(lists.keys[m, lists.keys.shape[1] - 1]), sign * extremes[c]
-        if extreme > 0 and extreme >= threshold:
-            count = _find_matches(
-                block, candidates, region.first, region.last, region.tile + c, sign, peaks[:, c], peak_steps[:, c],
-                threshold, region.one_a_sentence, matches,
-            )  # fmt: skip
-            _insert_matches_(
-                lists, m, matches, count, candidates.sentences, candidates.positions, region.one_a_sentence, spare
-            )
+        extreme = sign * extremes[c]
+        if extreme > 0 and extreme >= _score_of(lists.keys[region.memory + c, lists.keys.shape[1] - 1]):
+            _insert_column_(block, candidates, region, c, sign, peaks[:, c], peak_steps[:, c], lists)
 
 
 @compiled_part
-def _find_matches(
+def _insert_column_(
     block: FloatArray,
     candidates: Candidates,
-    first: int,
-    last: int,
-    m: int,
+    region: _Region,
+    c: int,
     sign: np.float32,
-    peaks: FloatArray,  # [SENTENCES]: extreme of column m in each sentence
+    peaks: FloatArray,  # [SENTENCES]: extreme of column c in each sentence
     peak_steps: FloatArray,  # [SENTENCES]: step of ROWS rows that holds the extreme
-    threshold: np.float32,
-    one_a_sentence: bool,
-    matches: KeyArray,  # out: keys of candidates that reach the threshold, with an index instead of the sentence
-) -> int:
-    """Read column m of some sentences again. Returns the number of matches."""
-    count = 0
-    starts, rows = candidates.starts, candidates.rows
-    for s in range(first, last):
-        score = sign * peaks[s - first]
+    lists: Lists,
+) -> None:
+    """Read column c of the tile again and insert the candidates that reach the list of its memory."""
+    starts, rows, column, m = candidates.starts, candidates.rows, region.tile + c, region.memory + c
+    threshold = _score_of(lists.keys[m, lists.keys.shape[1] - 1])
+    for s in range(region.first, region.last):
+        score = sign * peaks[s - region.first]
         if score < threshold or score <= 0:
             continue
-        if one_a_sentence:
-            i = starts[s] + ROWS * int(peak_steps[s - first])
+        if region.one_a_sentence:
+            i = starts[s] + ROWS * int(peak_steps[s - region.first])
             stop = min(i + ROWS, starts[s + 1])
-            while i < stop - 1 and block[rows[i], m] != peaks[s - first]:
+            while i < stop - 1 and block[rows[i], column] != peaks[s - region.first]:
                 i += 1
-            matches[count] = _make_key(score, i)
-            count += 1
+            _insert_(lists, m, _make_key(score, candidates.sentences[i]), candidates.positions[i], True)
             continue
         for i in range(starts[s], starts[s + 1]):
-            score = sign * block[rows[i], m]
+            score = sign * block[rows[i], column]
             if score >= threshold and score > 0:
-                matches[count] = _make_key(score, i)
-                count += 1
-    return count
-
-
-@compiled_part
-def _insert_matches_(
-    lists: Lists,
-    m: int,
-    matches: KeyArray,
-    count: int,
-    sentences: IntArray,  # ascending, and positions ascending within a sentence
-    positions: IntArray,
-    one_a_sentence: bool,
-    spare: Lists,  # [1, top]: work space for merging
-) -> None:
-    """Insert matches into the list of memory m, one by one if there are few, otherwise by sorting and merging."""
-    if count < INSERTED or (one_a_sentence and _contains_any(lists, m, matches, count, sentences)):
-        for match in range(count):
-            i = _LOW - (matches[match] & _LOW)
-            _insert_(lists, m, _make_key(_score_of(matches[match]), sentences[i]), positions[i], one_a_sentence)
-        return
-    sort_(matches, count)
-    keys, filled = lists.keys, lists.filled[m]
-    old, new, merged = 0, count - 1, 0
-    while merged < keys.shape[1] and (old < filled or new >= 0):
-        key, position = uint64(0), 0
-        if new >= 0:
-            i = _LOW - (matches[new] & _LOW)
-            key, position = _make_key(_score_of(matches[new]), sentences[i]), positions[i]
-        if old < filled and (keys[m, old] > key or (keys[m, old] == key and lists.positions[m, old] <= position)):
-            key, position = keys[m, old], lists.positions[m, old]
-            old += 1
-        else:
-            new -= 1
-        spare.keys[0, merged], spare.positions[0, merged] = key, position
-        merged += 1
-    for i in range(merged):
-        keys[m, i], lists.positions[m, i] = spare.keys[0, i], spare.positions[0, i]
-    lists.filled[m] = merged
+                _insert_(lists, m, _make_key(score, candidates.sentences[i]), candidates.positions[i], False)
 
 
 @compiled_part
@@ -767,14 +710,6 @@ def _contains(lists: Lists, m: int, low: int) -> bool:
     is_there = False
     for i in range(lists.filled[m]):  # no early exit, so that several entries are compared at once
         is_there |= (lists.keys[m, i] & _LOW) == low
-    return is_there
-
-
-@compiled_part
-def _contains_any(lists: Lists, m: int, matches: KeyArray, count: int, sentences: IntArray) -> bool:
-    is_there = False
-    for match in range(count):
-        is_there |= _contains(lists, m, _LOW - uint64(sentences[_LOW - (matches[match] & _LOW)]))
     return is_there
 
 
@@ -908,7 +843,7 @@ def _mix(x: int) -> int:
 
 @compiled
 def count_reach_(reach: Reach, row: int, candidates: Candidates) -> None:
-    """Count candidates in a row."""
+    """Add the number of candidates to a row of `reach`, by position range."""
     for s in range(candidates.starts.shape[0] - 1):
         before = -1
         for i in range(candidates.starts[s], candidates.starts[s + 1]):
@@ -944,13 +879,13 @@ def select_rows(candidates: Candidates, rows: IntArray, tokens: int) -> Candidat
 
 @compiled
 def count_routed_(routing: Routing, expert: int, seed: int, weights: FloatArray, candidates: Candidates) -> None:
-    """Add the candidates that were sent to an expert, with their router weights [n]."""
+    """Add the candidates that the router sent to an expert, with their router weights [n]."""
     routing.chosen[expert] += candidates.rows.shape[0]
     for i in range(candidates.rows.shape[0]):
-        own, sentence, position = weights[candidates.rows[i]], candidates.sentences[i], candidates.positions[i]
-        routing.weight[expert] += np.int64(np.rint(np.float64(own) / UNIT))
-        if own > 0:
-            _insert_(routing.heaviest, expert, _make_key(own, sentence), position, True)
+        weight, sentence, position = weights[candidates.rows[i]], candidates.sentences[i], candidates.positions[i]
+        routing.weight[expert] += np.int64(np.rint(np.float64(weight) / UNIT))
+        if weight > 0:
+            _insert_(routing.heaviest, expert, _make_key(weight, sentence), position, True)
         score = np.float32((prefix_hash(seed, sentence, position) >> uint64(40)) + uint64(1))  # 24 bits: exact
         _insert_(routing.drawn, expert, _make_key(score, sentence), position, False)
 

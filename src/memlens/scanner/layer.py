@@ -1,8 +1,8 @@
-"""What a scan keeps of one layer: exact triggers, statistics and a sample of prefixes.
+"""The state of a scan for one layer: exact triggers, statistics and a sample of prefixes.
 
 Coefficients come in blocks, one per group of memories and batch. The block of an expert has only the tokens routed to
-it. On the CPU, a block goes through `kernels.add_block_`. On another device, it is filtered there, and only the
-coefficients that reach a list are copied. Both give the same lists.
+the expert. On the CPU, `kernels.add_block_` adds a block to the state. On another device, the block is filtered there,
+and only the coefficients that reach a list are copied. Both ways give the same lists.
 
 States of disjoint batches can be merged in any order with the same result (see `kernels`).
 """
@@ -248,7 +248,7 @@ class LayerScan:
             )
         if status == TOO_LARGE:
             raise ModelError(
-                f"layer {self.layer} has coefficients beyond 1e12; no trained model has: check the weights"
+                f"layer {self.layer} has coefficients beyond 1e12, unlike any trained model; check the weights"
             )
 
     def merge(self, other: LayerScan) -> None:

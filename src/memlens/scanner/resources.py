@@ -1,11 +1,11 @@
-"""Cores and memory: the number of workers and threads of a scan, and what a scan costs on this machine.
+"""The number of workers and threads of a scan, and the memory and time that a scan takes on this machine.
 
-The rule for workers and threads, if none are given:
+The rule for workers and threads that the user does not set:
 
 1. A scan that takes less than about two minutes, a GPU, or a single core: one process with all cores.
 2. A longer scan: as many workers as cores, with one thread each, which is faster than threads that wait for each other.
    If memory is short, fewer workers share the cores.
-3. A scan that is resumed keeps its number of threads, which changes the last bits of results.
+3. A resumed scan keeps its number of threads, because that number affects the last bits of results.
 """
 
 import os
@@ -66,7 +66,8 @@ def choose_workers(
         return WorkerCount(run.workers, threads or max(1, cores // run.workers))
     if is_complete or run.threads is not None or cores == 1 or model.device.type != "cpu":
         return WorkerCount(1, threads or cores)
-    operations = 2 * approximate_tokens(corpus, settings.max_tokens) * _count_weights(model)
+    weights = sum(weight.numel() for weight in model.network.parameters())
+    operations = 2 * approximate_tokens(corpus, settings.max_tokens) * weights
     room = max(1, int(_FREE_SHARE * free_memory()) // worker_bytes(model, settings))
     if operations / _OPERATIONS < _SHORT_SECONDS or room == 1:
         return WorkerCount(1, threads or cores)
@@ -147,7 +148,7 @@ class ScanEstimate:
 
 
 def estimate_scan(model: MemoryModel, settings: ScanSettings, layers: Sequence[int] | None = None) -> ScanEstimate:
-    """Scan a batch of random tokens and return the costs. A short batch before it loads the compiled loops.
+    """Measure the scan of a batch of random tokens. A short batch first loads the compiled loops.
 
     Raises:
         SettingError: The trigger lists would not fit in memory.
@@ -183,7 +184,3 @@ def _batch_bytes(model: MemoryModel, settings: ScanSettings) -> int:
     widest = max(group.size for layer in model.layers for group in layer.groups)
     copies = 3 if model.first.gated else 2
     return settings.batch_tokens * (copies * widest + 8 * model.width) * model.dtype.itemsize
-
-
-def _count_weights(model: MemoryModel) -> int:
-    return sum(weight.numel() for weight in model.network.parameters())

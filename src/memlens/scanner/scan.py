@@ -54,7 +54,7 @@ class Scanner:
         self.bos = bos_to_feed(model, settings)
 
     def scan(self, batches: Iterable[ScanBatch], after_batch: Callable[[Batch], None] = lambda batch: None) -> None:
-        """Scan batches. `after_batch` is called after each of them, when the state is complete, and may raise."""
+        """Scan batches. `after_batch` is called when a batch is in the state, and may raise an exception."""
         with torch.inference_mode(), _use_threads(self.settings.threads) as pool:
             for window, number, batch, fresh_from in batches:
                 self._scan_batch(batch, fresh_from, pool)
@@ -88,7 +88,7 @@ class Scanner:
 
 
 def bos_to_feed(model: MemoryModel, settings: ScanSettings) -> int | None:
-    """Return the BOS id to put in front of every sentence, or None."""
+    """Return the id of the BOS token that the scan puts before every sentence, or None."""
     is_fed = model.tokenizer.adds_bos if settings.bos == "auto" else settings.bos == "yes"
     return model.tokenizer.bos if is_fed else None
 
@@ -96,7 +96,7 @@ def bos_to_feed(model: MemoryModel, settings: ScanSettings) -> int | None:
 def plan_batches(
     number: int, sentences: Sequence[ScanSentence], settings: ScanSettings, bos: int | None
 ) -> list[ScanBatch]:
-    """Cut window `number` into batches. Sentences without a new prefix are left out."""
+    """Cut the window with this number into batches. Sentences without a new prefix are left out."""
     fresh_from: dict[int, int] = {}
     fed = []
     for sentence in sentences:
@@ -124,15 +124,15 @@ def planned_batches(
     bos: int | None,
 ) -> Iterator[ScanBatch]:
     """Yield the batches of ranges. `window` returns the sentences of a window."""
-    for number, own_ranges in groupby(ranges, lambda batches: batches.window):
+    for number, window_ranges in groupby(ranges, lambda batches: batches.window):
         batches = plan_batches(number, window(number), settings, bos)
-        for own in own_ranges:
-            yield from batches[own.first : own.stop]
+        for part in window_ranges:
+            yield from batches[part.first : part.stop]
 
 
 @contextmanager
 def _use_threads(count: int) -> Iterator[ThreadPoolExecutor | None]:
-    """Run torch with this number of threads and provide a thread pool for the compiled loops."""
+    """Run torch with this number of threads. Yields a thread pool for the compiled loops, or None for one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     pool = ThreadPoolExecutor(count) if count > 1 else None

@@ -56,6 +56,7 @@ class DoneBatches:
         self._runs[window] = joined
 
     def merge(self, other: DoneBatches) -> None:
+        """Add the batches of another set, which must be disjoint."""
         for window, runs in other._runs.items():
             for first, stop in runs:
                 self.add(window, first, stop)
@@ -172,7 +173,7 @@ class ScanState:
     def merge(self, other: ScanState) -> None:
         """Add the state of other batches. Raises IndexFolderError and changes nothing if the two states overlap."""
         if self.layers.keys() != other.layers.keys():
-            raise IndexFolderError("the parts are of different layers; scan all parts with the same --layers")
+            raise IndexFolderError("the parts contain different layers; scan all parts with the same --layers")
         done = DoneBatches.from_array(self.done.array())
         done.merge(other.done)
         for layer, scan in self.layers.items():
@@ -206,11 +207,6 @@ def restore_layer_(scan: LayerScan, saved: Mapping[str, NDArray[Any]]) -> None:
     scan.restore_({name: saved[f"{scan.layer}.{name}"] for name in scan.arrays()})
 
 
-def layers_in(names: Sequence[str]) -> set[int]:
-    """Return the layers of a state with arrays of these names."""
-    return {int(layer) for layer, dot, _ in (name.partition(".") for name in names) if dot and layer.isdecimal()}
-
-
 class PartFolder:
     """The parts of a scan. Only the driver writes to it."""
 
@@ -231,8 +227,10 @@ class PartFolder:
         return sorted(path.stem for path in self.folder.glob("*.npz"))
 
     def layers_in(self, name: str) -> set[int]:
+        """Return the layers that a part contains."""
         with _open_part(self.path(name)) as saved:
-            return layers_in(saved.files)
+            pairs = [array_name.partition(".") for array_name in saved.files]
+        return {int(layer) for layer, dot, _ in pairs if dot and layer.isdecimal()}
 
     def open(self, layers: Sequence[int]) -> tuple[str, dict[str, NDArray[Any]] | None]:
         """Return the name and the arrays of the part with these layers, or a new name and None if there is none."""
@@ -243,8 +241,8 @@ class PartFolder:
 
     def check(self) -> None:
         """Remove leftovers of a killed scan. Raises IndexFolderError if a part is damaged."""
-        for left in self.folder.glob("*.npz.part"):
-            left.unlink()
+        for temporary in self.folder.glob("*.npz.part"):
+            temporary.unlink()
         for name in self.names():  # fail now and not after hours of work
             _check_part(self.path(name))
 
