@@ -62,7 +62,7 @@ def test_a_topic_selects_prefixes_with_its_words(
 ) -> None:
     index, _ = planted
     words = read_lexicon(request.node.callspec.params["planted"])
-    places = all_prefixes(index, 8000)
+    places = all_prefixes(index, 4000)
     texts = index.sentences(sorted({*places.sentences.tolist()}))
     prefixes = ["".join(pieces(texts[s]["text"])[: p + 1]) for s, p in zip(*places, strict=True)]
     for number, topic in enumerate(list(words.TOPICS)[:6], 24):
