@@ -18,14 +18,16 @@ LENGTHS = [3, 17, 40, 9, 80, 25, 33, 5, 64, 12] * 30
 EDGES = np.array([1, 2, 4, 8, 16, 32, 64])
 
 
+AT = np.concatenate([np.arange(length) for length in LENGTHS])
+RANGES = np.searchsorted(EDGES, AT, side="right")
+
+
 def counted(fires: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(fired, prefixes, sentences) by range of positions, [1, ranges], from the firing of every sentence."""
-    found = np.zeros((3, 1, len(EDGES) + 1), np.int64)
-    for own in fires:
-        ranges = np.searchsorted(EDGES, np.arange(len(own)), side="right")
-        for place in range(len(EDGES) + 1):
-            found[:, 0, place] += own[ranges == place].sum(), (ranges == place).sum(), (ranges == place).any()
-    return found[0], found[1], found[2]
+    starts = RANGES[np.isin(AT, [0, *EDGES])]  # a sentence with a prefix in a range has the first one of that range
+    counts = (RANGES[np.concatenate(fires)], RANGES, starts)
+    fired, prefixes, sentences = (np.bincount(own, minlength=len(EDGES) + 1)[None] for own in counts)
+    return fired, prefixes, sentences
 
 
 def test_what_position_explains_is_information_over_entropy() -> None:
