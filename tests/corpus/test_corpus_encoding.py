@@ -70,13 +70,21 @@ def outcome(corpus: CorpusSettings, tokenizer: Any, **options: Any) -> tuple[lis
     return sentences, ""
 
 
+WAYS = (("sentence", 20, 777), ("sentence", None, None), ("document", 9, None), ("block:7", 20, 777))
+BY_DEFAULT = [(*way, 1) for way in WAYS] + [(*WAYS[0], 2)]
+
+
 @pytest.mark.usefixtures("odd_chunks")
 @pytest.mark.parametrize(
-    ("unit", "max_length", "max_tokens"),
-    [("sentence", None, None), ("sentence", 20, 777), ("document", 9, None), ("block:7", 20, 777)],
+    ("unit", "max_length", "max_tokens", "processes"),
+    [
+        pytest.param(*way, processes, marks=() if (*way, processes) in BY_DEFAULT else pytest.mark.sweep)
+        for way in WAYS
+        for processes in (1, 2, 3)
+    ],
 )
-def test_one_two_and_three_processes_give_the_sentences_of_a_plain_loop(
-    folder: Path, tokenizer: Tokenizer, unit: str, max_length: int | None, max_tokens: int | None
+def test_several_processes_give_the_sentences_of_a_plain_loop(
+    folder: Path, tokenizer: Tokenizer, unit: str, max_length: int | None, max_tokens: int | None, processes: int
 ) -> None:
     corpus = CorpusSettings((str(folder), str(folder / "a.txt")), unit=unit)
     limits: dict[str, Any] = {"max_length": max_length, "max_tokens": max_tokens}
@@ -88,8 +96,7 @@ def test_one_two_and_three_processes_give_the_sentences_of_a_plain_loop(
         totals = np.cumsum([len(row["tokens"]) for row in expected])
         expected = expected[: int((totals < max_tokens).sum()) + 1]
     assert len(expected) > 5
-    for processes in (1, 2, 3):
-        assert rows(encode_corpus(corpus, tokenizer, processes=processes, **limits)) == expected, processes
+    assert rows(encode_corpus(corpus, tokenizer, processes=processes, **limits)) == expected
 
 
 def test_chunks_count_the_bytes_of_their_text(folder: Path, tokenizer: Tokenizer) -> None:
@@ -142,6 +149,7 @@ def workers() -> list[int]:
 
 
 @pytest.mark.usefixtures("odd_chunks")
+@pytest.mark.sweep  # tests/test_pool.py kills a worker by default
 def test_a_process_that_is_killed_is_replaced(folder: Path, tokenizer: Tokenizer) -> None:
     corpus = CorpusSettings((str(folder),), unit="line")
     expected = outcome(corpus, tokenizer)
@@ -187,6 +195,7 @@ class NotUnpicklable(ProcessIdTokenizer):
 
 
 @pytest.mark.usefixtures("odd_chunks")
+@pytest.mark.sweep  # tests/test_pool.py has such a value by default
 def test_a_tokenizer_that_cannot_be_sent_to_workers_runs_in_this_process(folder: Path) -> None:
     corpus = CorpusSettings((str(folder),), unit="line")
     sentences, _ = outcome(corpus, NotUnpicklable(), processes=2)
