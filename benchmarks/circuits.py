@@ -1,18 +1,23 @@
-"""Faithfulness of circuits of public tasks, for three ways to score memories, and relevance against exact silencing.
+"""Faithfulness of circuits of public tasks by four ways to rank memories, and relevance against exact silencing.
 
-    python benchmarks/circuits.py MODEL DATA [-o FOLDER] [--tasks simple,nounpp,greater-than,ioi] [--pairs 64]
+    python benchmarks/circuits.py MODEL DATA [-o FILE.csv] [--tasks nounpp,simple,ioi,greater-than] [--pairs 48]
 
 DATA is a folder with sva_simple_train.json, sva_simple_test.json, sva_nounpp_train.json and sva_nounpp_test.json
 (saprmarks/feature-circuits, MIT), greater_than.csv (hannamw/EAP-IG, MIT) and ioi.json
 (lab-paper-code/dual_path_attribution, MIT). Pairs are kept if both prompts have the same number of tokens and both
-answers are one token. Scores come from the first --pairs pairs, and faithfulness from the first --held-out pairs of the
-test file. Greater-than and IOI have no test file: their held-out pairs follow the training pairs.
+answers are one token. Scores come from --pairs training pairs, and faithfulness from --held-out pairs of the test file.
+Greater-than and IOI have no test file: their held-out pairs follow the training pairs.
 
-circuits.csv: for each task and method, faithfulness and complement over sizes, next to random sets with as many
-memories per layer. Methods: `integrated` (gradients over inputs, 10 steps), `patching` (attribution patching) and
-`relevance` (frozen network). A task that the model cannot do has one row with the reason.
-circuits-silencing.csv: for 5 prompts of each task, the correlation between the relevance of 200 memories (the 100 most
-relevant and 100 random ones) and the change of the logit difference if each is silenced at all positions.
+FILE.csv: for each task and method, faithfulness and complement over sizes, next to random sets with as many memories
+per layer. Methods: `integrated` (gradients over inputs, 10 steps), `patching` (attribution patching), `relevance`
+(frozen network) and `refined` (a mask learned from the integrated ranking). A task that the model cannot do has one row
+with the reason.
+
+FILE-silencing.csv: for 5 prompts of each task, the correlation of linear estimates with exact effects of 200 memories,
+the 100 with the largest estimates by relevance and 100 random ones. `silence` sets a memory to 0 at all positions, and
+`patch` sets it to its coefficients in the patch prompt. Estimates: relevance with `--gate value` and `--gate half`, and
+the gradient of the unfrozen network, with attention or norms frozen. `large` is the share of the squared error of
+`value` that is due to the 10 memories with the largest coefficients.
 
 Tasks and methods that are already in the files are skipped.
 """
@@ -20,28 +25,32 @@ Tasks and methods that are already in the files are skipped.
 import argparse
 import csv
 import json
+import random
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import spearmanr
 
 import memlens
-from memlens.circuits.frozen import frozen_pass
+from memlens.circuits import task
+from memlens.circuits.frozen import FreezeNonlinearities, Gate, frozen_pass
 from memlens.circuits.task import Pair, TaskCircuit, read_pairs, task_circuit
 from memlens.errors import MemlensError
 from memlens.models.memory_model import MemoryModel
-from memlens.tracer.prompt import read_prompt, read_token
 
-METHODS = ("integrated", "patching", "relevance")
+METHODS = ("integrated", "patching", "relevance", "refined")
 CURVE_COLUMNS = (
     *("task", "method", "training", "held_out", "accuracy", "memories", "share", "faithfulness", "low", "high"),
     *("complement", "random", "smallest", "area", "cpu_minutes", "note"),
 )
-SILENCING_COLUMNS = ("task", "prompt", "memories", "r", "r_relevant", "r_early", "r_late", "sign")
+ESTIMATES = ("value", "half", "gradient", "attention_frozen", "norms_frozen")
+SILENCING_COLUMNS = ("task", "change", "prompt", "memories", *ESTIMATES, "rank_value", "rank_gradient", "large")
 
 
 def read_greater_than(path: Path) -> Iterator[Pair]:
@@ -76,36 +85,46 @@ TASKS: dict[str, tuple[Any, str, str | None]] = {
 }
 
 
-def select_pairs(model: MemoryModel, pairs: Iterator[Pair], length: int | None = None) -> list[Pair]:
-    """Return the distinct pairs with one length (the most frequent one) and single-token, distinct answers."""
+def select_pairs(model: MemoryModel, pairs: Iterator[Pair]) -> dict[int, list[Pair]]:
+    """Return the distinct pairs of equal length with single-token, distinct answers, by length."""
     by_length: dict[int, list[Pair]] = {}
     for pair in dict.fromkeys(pairs):
         texts = (pair.clean_prefix, pair.patch_prefix, pair.clean_answer, pair.patch_answer)
         clean, patch, *answers = (model.tokenizer.encode([text])[0].ids for text in texts)
         if len(clean) == len(patch) and [len(ids) for ids in answers] == [1, 1] and answers[0] != answers[1]:
             by_length.setdefault(len(clean), []).append(pair)
-    return by_length.get(length, []) if length is not None else max(by_length.values(), key=len, default=[])
+    return by_length
 
 
 def read_task(model: MemoryModel, data: Path, task: str, count: int, held_out: int) -> tuple[list[Pair], list[Pair]]:
-    """Return the training and the held-out pairs of a task."""
+    """Return the training and the held-out pairs of a task, of the most frequent length if it has enough pairs."""
     read, train_file, test_file = TASKS[task]
-    train = select_pairs(model, read(data / train_file))
-    if test_file is None:
-        return train[:count], train[count : count + held_out]
-    length = len(model.tokenizer.encode([train[0].clean_prefix])[0].ids)
-    test = [pair for pair in select_pairs(model, read(data / test_file), length) if pair not in train[:count]]
-    return train[:count], test[:held_out]
+    by_length = select_pairs(model, read(data / train_file))
+    length = max(by_length, key=lambda one: len(by_length[one]))
+    if test_file is not None:
+        train = by_length[length][:count]
+        test = select_pairs(model, read(data / test_file)).get(length, [])
+        return train, [pair for pair in test if pair not in train][:held_out]
+    pairs = by_length[length]
+    if len(pairs) < count + held_out:
+        pairs = [pair for one in by_length.values() for pair in one]
+        random.Random(0).shuffle(pairs)
+    return pairs[:count], pairs[count : count + held_out]
 
 
 def measure_curve(
-    model: MemoryModel, task: str, method: Any, pairs: tuple[list[Pair], list[Pair]], random_sets: int
+    model: MemoryModel, name: str, method: Any, pairs: tuple[list[Pair], list[Pair]], random_sets: int
 ) -> Iterator[dict[str, Any]]:
     start = time.process_time()
-    shared = {"task": task, "method": method, "training": len(pairs[0]), "held_out": len(pairs[1])}
+    shared = {"task": name, "method": method, "training": len(pairs[0]), "held_out": len(pairs[1])}
     try:
         result: TaskCircuit = task_circuit(
-            model, pairs[0], held_out=pairs[1], method=method, steps=10, random_sets=random_sets
+            model,
+            pairs[0],
+            held_out=pairs[1],
+            method="integrated" if method == "refined" else method,
+            refine=method == "refined",
+            random_sets=random_sets,
         )
     except MemlensError as error:
         yield shared | {"note": str(error)}
@@ -122,61 +141,99 @@ def measure_curve(
         }
 
 
-def measure_silencing(model: MemoryModel, task: str, pairs: list[Pair], count: int) -> Iterator[dict[str, Any]]:
-    """Compare relevance with the change of the metric if a memory is silenced, on the first prompts of a task."""
-    sizes = [layer.memories for layer in model.layers]
-    starts = np.cumsum([0, *sizes])
+class FreezeSome(FreezeNonlinearities):
+    """Freeze only attention weights, or only the scales of norms."""
+
+    def __init__(self, attention: bool) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (func in (torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.softmax)) == self.attention:
+            return super().__torch_function__(func, types, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+
+def estimate(model: MemoryModel, batch: Any) -> dict[str, torch.Tensor]:
+    """Return the gradient of the metric [pos, memories] by each estimate, at the clean prompt of a batch of one."""
+    gradients: dict[str, torch.Tensor] = {}
+    target = partial(task._difference, answer=int(batch.answers[0, 0]), other=int(batch.answers[0, 1]))
+    gates: tuple[Gate, Gate] = ("value", "half")
+    for gate in gates:
+        with frozen_pass(model, batch.clean, target, gate=gate) as frozen:
+            gradients[gate] = torch.cat(list(frozen.gradients([frozen.target]).coefficients.values()), 1)
+    inputs = task._first_inputs(model, batch.clean)
+    modes: dict[str, Any] = {
+        "gradient": nullcontext(),
+        "attention_frozen": FreezeSome(True),
+        "norms_frozen": FreezeSome(False),
+    }
+    for name, mode in modes.items():
+        with mode:
+            gradients[name] = torch.cat(list(task._gradients(model, batch, inputs).values()), 2)[0]
+    return gradients
+
+
+def coefficients(model: MemoryModel, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the coefficients of all layers, [pos, memories]."""
+    with model.record(states=False) as recording:
+        model.run_body(tokens)
+    return torch.cat([recording.coefficients[layer.number][0] for layer in model.layers], 1)
+
+
+def measure_silencing(model: MemoryModel, name: str, pairs: list[Pair], count: int) -> Iterator[dict[str, Any]]:
+    """Compare linear estimates with the change of the metric if single memories are changed, on 5 prompts."""
     for number, pair in enumerate(pairs[:5]):
-        fed = read_prompt(model, pair.clean_prefix).fed()
-        answers = [read_token(model, text) for text in (pair.clean_answer, pair.patch_answer)]
+        (batch,) = task._batches(model, [task._encode(model, pair, "pair")])
+        clean, patch = (coefficients(model, tokens) for tokens in (batch.clean, batch.patch))
+        gradients = estimate(model, batch)
+        for change, base in {"silence": torch.zeros_like(clean), "patch": patch}.items():
+            effects = {name: (one * (clean - base)).sum(0).double().numpy() for name, one in gradients.items()}
+            best = np.argsort(-abs(effects["value"]))[: count // 2]
+            others = np.setdiff1d(np.arange(clean.shape[1]), best)
+            chosen = np.append(best, np.random.default_rng(number).choice(others, count - len(best), replace=False))
+            exact = exact_effects(model, batch, chosen, base)
+            ranks = {name: spearmanr(effects[name][chosen], exact).statistic for name in ("value", "gradient")}
+            errors = (effects["value"][chosen] - exact) ** 2
+            largest = np.argsort(-clean.abs().max(0).values.numpy()[chosen])[:10]
+            yield {
+                "task": name,
+                "change": change,
+                "prompt": pair.clean_prefix,
+                "memories": len(chosen),
+                **{name: f"{np.corrcoef(one[chosen], exact)[0, 1]:.3f}" for name, one in effects.items()},
+                **{f"rank_{name}": f"{rank:.3f}" for name, rank in ranks.items()},
+                "large": f"{errors[largest].sum() / errors.sum():.3f}",
+            }
 
-        def metric(logits: torch.Tensor, answers: list[int] = answers) -> torch.Tensor:
-            return logits[..., answers[0]] - logits[..., answers[1]]
 
-        with frozen_pass(model, fed, metric) as frozen:
-            gradients = frozen.gradients([frozen.target])
-            parts = [
-                (graph.coefficients * gradients.coefficients[layer]).sum(0) for layer, graph in frozen.layers.items()
-            ]
-        relevance = torch.cat(parts).double().numpy()
-        best = np.argsort(-abs(relevance))[: count // 2]
-        others = np.setdiff1d(np.arange(len(relevance)), best)
-        chosen = [*best, *np.random.default_rng(number).choice(others, count - len(best), replace=False)]
-        exact = []
-        whole = float(metric(model.lens.state_logits(model.run_body(fed)[0, -1])))
-        for first in range(0, len(chosen), 20):
-            part = chosen[first : first + 20]
-            by_layer: dict[int, list[tuple[int, int]]] = {}
-            for row, flat in enumerate(part):
-                layer = int(np.searchsorted(starts, flat, "right")) - 1
-                by_layer.setdefault(layer, []).append((row, int(flat - starts[layer])))
-            with model.edit({layer: partial(silence_rows, places=places) for layer, places in by_layer.items()}):
-                states = model.run_body(fed.expand(len(part), -1))[:, -1]
-            exact += (whole - metric(model.lens.state_logits(states)).double()).tolist()
-        both = np.array([relevance[chosen], exact])
-        early = np.array(chosen) < starts[len(sizes) // 2]
-
-        def correlate(rows: Any, both: Any = both) -> str:
-            return f"{np.corrcoef(both[:, rows])[0, 1]:.4f}"
-
-        yield {
-            "task": task,
-            "prompt": pair.clean_prefix,
-            "memories": len(chosen),
-            "r": correlate(slice(None)),
-            "r_relevant": correlate(slice(0, len(best))),
-            "r_early": correlate(early),
-            "r_late": correlate(~early),
-            "sign": f"{np.mean(np.sign(both[0][: len(best)]) == np.sign(both[1][: len(best)])):.3f}",
+def exact_effects(model: MemoryModel, batch: Any, chosen: Any, base: torch.Tensor) -> Any:
+    """Return how much the metric falls if each memory alone has the coefficients `base` [pos, memories]."""
+    starts = np.cumsum([0, *(layer.memories for layer in model.layers)])
+    whole = float(batch.metric(task._last_logits(model, batch.clean)))
+    effects: list[float] = []
+    for first in range(0, len(chosen), 40):
+        part = chosen[first : first + 40]
+        rows: dict[int, list[tuple[int, int]]] = {}
+        for row, flat in enumerate(part):
+            layer = int(np.searchsorted(starts, flat, "right")) - 1
+            rows.setdefault(layer, []).append((row, int(flat)))
+        edits = {
+            layer: partial(replace_rows, places=places, base=base, start=int(starts[layer]))
+            for layer, places in rows.items()
         }
+        with model.edit(edits):
+            logits = task._last_logits(model, batch.clean.expand(len(part), -1))
+        effects += (whole - (logits[:, batch.answers[0, 0]] - logits[:, batch.answers[0, 1]]).double()).tolist()
+    return np.array(effects)
 
 
-def silence_rows(m: torch.Tensor, group: Any, places: list[tuple[int, int]]) -> torch.Tensor:
-    """Set one memory per row of the batch to 0."""
+def replace_rows(m: torch.Tensor, group: Any, places: list[tuple[int, int]], base: torch.Tensor, start: int) -> Any:
+    """Change one memory per row of the batch."""
     m = m.clone()
-    for row, number in places:
-        if group.start <= number < group.start + group.size:
-            m[row, :, number - group.start] = 0
+    for row, flat in places:
+        if group.start <= flat - start < group.start + group.size:
+            m[row, :, flat - start - group.start] = base[:, flat]
     return m
 
 
@@ -197,28 +254,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="Hub id, folder or file.")
     parser.add_argument("data", type=Path, help="Folder with the files named above.")
-    results = Path(__file__).parent / "results"
-    parser.add_argument("-o", "--out", type=Path, default=results, help="Folder of the CSV files to write or continue.")
+    results = Path(__file__).parent / "results" / "circuits.csv"
+    parser.add_argument("-o", "--out", type=Path, default=results, help="CSV file to write or continue.")
     parser.add_argument("--tasks", default=",".join(TASKS), help="Tasks to measure.")
     parser.add_argument("--methods", default=",".join(METHODS), help="Methods to measure.")
-    parser.add_argument("--pairs", type=int, default=64, help="Training pairs per task.")
-    parser.add_argument("--held-out", type=int, default=40, help="Held-out pairs per task.")
-    parser.add_argument("--random-sets", type=int, default=2, help="Random sets per size.")
+    parser.add_argument("--pairs", type=int, default=48, help="Training pairs per task.")
+    parser.add_argument("--held-out", type=int, default=32, help="Held-out pairs per task.")
+    parser.add_argument("--random-sets", type=int, default=1, help="Random sets per size.")
     parser.add_argument("--memories", type=int, default=200, help="Memories to silence per prompt.")
     options = parser.parse_args()
-    curves, silencing = options.out / "circuits.csv", options.out / "circuits-silencing.csv"
+    curves, silencing = options.out, options.out.with_stem(f"{options.out.stem}-silencing")
     done = finished(curves, CURVE_COLUMNS, ("task", "method"))
     silenced = finished(silencing, SILENCING_COLUMNS, ("task",))
     model = memlens.load(options.model)
-    for task in options.tasks.split(","):
-        pairs = read_task(model, options.data, task, options.pairs, options.held_out)
+    for name in options.tasks.split(","):
+        pairs = read_task(model, options.data, name, options.pairs, options.held_out)
         for method in options.methods.split(","):
-            if (task, method) not in done:
-                append(curves, CURVE_COLUMNS, list(measure_curve(model, task, method, pairs, options.random_sets)))
-                print(task, method, flush=True)
-        if (task,) not in silenced and options.memories:
-            append(silencing, SILENCING_COLUMNS, list(measure_silencing(model, task, pairs[1], options.memories)))
-            print(task, "silencing", flush=True)
+            if (name, method) not in done:
+                append(curves, CURVE_COLUMNS, list(measure_curve(model, name, method, pairs, options.random_sets)))
+                print(name, method, flush=True)
+        if (name,) not in silenced and options.memories:
+            append(silencing, SILENCING_COLUMNS, list(measure_silencing(model, name, pairs[1], options.memories)))
+            print(name, "silencing", flush=True)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from memlens.index.shards import Shard
     from memlens.models.memory_model import MemoryModel
     from memlens.pool import Pool
+    from memlens.tracer.intervention import Intervention
 
 Source = str | os.PathLike[str]
 
@@ -399,6 +400,7 @@ def experiment(
     *,
     validation: Source | Sequence[Source] | None = None,
     model: MemoryModel | Source | None = None,
+    intervention: Intervention | None = None,
     progress: Progress = no_progress,
     skipped: Callable[[str, str], None] | None = None,
     **options: Any,
@@ -411,6 +413,8 @@ def experiment(
             measures the claims in shuffled networks as a baseline (see `null_tokens`).
         validation: Corpus to draw prefixes from. None draws them from the scanned corpus.
         model: The scanned model or its current location. None loads it from where it was scanned.
+        intervention: Edits of coefficients, such as a saved circuit. Experiments on prefixes run with these edits in
+            this process, and nothing is written to the index.
         progress: Called with the name of the step, the completed work and the total.
         skipped: Called for each experiment that "all" skips, with its name and the reason.
         **options: Fields of SampleSettings (seed, sample, stop_words, null_tokens), RunSettings (threads, workers,
@@ -428,7 +432,7 @@ def experiment(
         >>> list(memlens.experiment(memlens.values(index, model=model), "rank"))
         ['rank']
     """
-    from memlens.experiments.run import NULL, run
+    from memlens.experiments.run import NULL, run, run_with_edits
     from memlens.vocab.kernels import use_threads
 
     drawing, cutting, running = split_options("experiment", options, SampleSettings, CorpusSettings, RunSettings)
@@ -440,13 +444,18 @@ def experiment(
         raise SettingError(f"{option_name(name)} has no effect without --validation; leave it out")
     arguments |= {"seed": sample.seed, "sample": sample.sample}
     index, threads = _open_current(index), _threads(run_options)
-    arguments |= {"progress": progress, "skipped": skipped, "make_pool": _pool_maker(run_options, threads)}
+    arguments |= {"progress": progress, "skipped": skipped}
     runs_all = "all" in ([names] if isinstance(names, str) else names)
+    if intervention is not None:
+        for name in sorted({"workers", "executor", "null_tokens"} & set(options)):
+            raise SettingError(f"{option_name(name)} has no effect with an intervention; leave it out")
+        with use_threads(threads):
+            return run_with_edits(index, names, intervention, _model_or_name(model), **arguments)
     if sample.null_tokens is not None and not runs_all:
         raise SettingError("--null-tokens has no effect without all; use --sample with shuffled")
     source = _model_or_name(model)
     with use_threads(threads):
-        tables = run(index, names, source, **arguments)
+        tables = run(index, names, source, make_pool=_pool_maker(run_options, threads), **arguments)
         if runs_all and sample.null_tokens != 0:
             tables |= run(index, NULL.name, source, seed=sample.seed, sample=sample.null_tokens, progress=progress)
     return tables

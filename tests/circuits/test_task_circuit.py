@@ -1,6 +1,7 @@
 """The circuit of a task: scores, faithfulness and bad input, on pairs whose answers a tiny model gives itself."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from circuit_pairs import last_logits, make_pairs
 
 import memlens
 from memlens.circuits import task
+from memlens.circuits.frozen import frozen_pass
 from memlens.circuits.task import Pair, TaskCircuit, read_pairs, task_circuit
 from memlens.errors import FilesError, SettingError
 from memlens.models.memory_model import MemoryModel
@@ -103,8 +105,22 @@ def test_scores_are_mean_slopes_times_changes(model: MemoryModel, pairs: list[Pa
     assert float(scores[number]) == pytest.approx(expected, abs=1e-6)
 
 
-def test_relevance_is_another_way_to_score(model: MemoryModel, pairs: list[Pair]) -> None:
-    assert task_circuit(model, pairs, method="relevance", random_sets=1).method == "relevance"
+def test_relevance_scores_are_frozen_gradients_times_changes(model: MemoryModel, pairs: list[Pair]) -> None:
+    result = task_circuit(model, pairs, held_out=pairs, method="relevance", random_sets=1)
+    best = next(memory for memory in result.scores if memory.layer == 1)
+    expected = 0.0
+    for pair in pairs:
+        clean, patch, (answer, other) = task._encode(model, pair, "pair")
+        coefficients = []
+        for tokens in (clean, patch):
+            with model.record([1], states=False) as recording:
+                model.run_body(torch.tensor([tokens]))
+            coefficients.append(recording.coefficients[1][0, :, best.memory])
+        target = partial(task._difference, answer=answer, other=other)
+        with frozen_pass(model, torch.tensor([clean]), target, gate="half") as frozen:
+            gradient = frozen.gradients([frozen.target]).coefficients[1][:, best.memory]
+        expected += float((gradient * (coefficients[0] - coefficients[1])).sum()) / len(pairs)
+    assert result.scores[best] == pytest.approx(expected, abs=1e-9)
 
 
 def test_patching_scores_are_gradients_at_the_clean_prompt(model: MemoryModel, pairs: list[Pair]) -> None:
@@ -116,13 +132,13 @@ def test_patching_scores_are_gradients_at_the_clean_prompt(model: MemoryModel, p
 
 
 def test_the_gradient_of_the_mask_is_that_of_finite_differences(model: MemoryModel, pairs: list[Pair]) -> None:
-    batches = task._batches(model, [task._encode(model, pair, "pair") for pair in pairs])
-    means = task._mean_coefficients(model, batches)
-    targets = [batch.metric(task._last_logits(model, batch.clean)) for batch in batches]
+    (batch,) = task._batches(model, [task._encode(model, pair, "pair") for pair in pairs])
+    means = task._mean_coefficients(model, [batch])
+    ends = task._metric_ends(model, batch, means)
     candidates = torch.tensor([3, 50, 81, 119])
 
     def objective(mask: torch.Tensor) -> tuple[float, torch.Tensor]:
-        return task._mask_objective(model, batches, targets, candidates, mask, means)
+        return task._mask_objective(model, batch, *ends, candidates, mask, means)
 
     mask = torch.tensor([0.2, 0.9, 0.5, 0.7], dtype=torch.float64)
     for number in range(4):
@@ -132,14 +148,23 @@ def test_the_gradient_of_the_mask_is_that_of_finite_differences(model: MemoryMod
         assert float(objective(mask)[1][number]) == pytest.approx(slope, abs=1e-6)
 
 
-def test_a_learned_mask_keeps_the_metric_with_fewer_memories(model: MemoryModel, pairs: list[Pair]) -> None:
-    batches = task._batches(model, [task._encode(model, pair, "pair") for pair in pairs])
-    means = task._mean_coefficients(model, batches)
-    targets = [batch.metric(task._last_logits(model, batch.clean)) for batch in batches]
+def test_the_mask_objective_is_zero_error_for_all_memories(model: MemoryModel, pairs: list[Pair]) -> None:
+    """All memories do the task alone, and nothing remains without them, so only the cost of memories is left."""
+    (batch,) = task._batches(model, [task._encode(model, pair, "pair") for pair in pairs])
+    means = task._mean_coefficients(model, [batch])
+    ends = task._metric_ends(model, batch, means)
+    value, _ = task._mask_objective(model, batch, *ends, torch.arange(120), torch.ones(120).double(), means)
+    assert value == pytest.approx(120 * task._MASK_COST, abs=1e-9)
+
+
+def test_a_learned_mask_does_the_task_with_fewer_memories(model: MemoryModel, pairs: list[Pair]) -> None:
+    (batch,) = task._batches(model, [task._encode(model, pair, "pair") for pair in pairs])
+    means = task._mean_coefficients(model, [batch])
+    ends = task._metric_ends(model, batch, means)
     candidates = torch.arange(120)
-    mask = task._learn_mask(model, batches, candidates, means, lambda *_: None)
-    start = torch.sigmoid(torch.full((120,), 2.0, dtype=torch.float64))
-    values = [task._mask_objective(model, batches, targets, candidates, one, means)[0] for one in (mask, start)]
+    mask = task._learn_mask(model, [batch], candidates, means, lambda *_: None)
+    half = torch.full((120,), 0.5, dtype=torch.float64)
+    values = [task._mask_objective(model, batch, *ends, candidates, one, means)[0] for one in (mask, half)]
     assert values[0] < values[1] and mask.min() < 0.2 and mask.max() > 0.8
 
 
@@ -149,6 +174,29 @@ def test_refining_changes_only_the_order_of_the_first_memories(model: MemoryMode
     )
     assert set(list(plain.scores)[:50]) == set(list(refined.scores)[:50]) and list(plain.scores) != list(refined.scores)
     assert list(plain.scores)[50:] == list(refined.scores)[50:]
+
+
+def test_prompts_of_different_lengths_are_compared_position_by_position(model: MemoryModel, pairs: list[Pair]) -> None:
+    """The mean of a position is taken over the patch prompts that have it, and a longer prompt repeats the last one."""
+    short, long = make_pairs(model, 4, 3), make_pairs(model, 4, 5)
+    result = task_circuit(model, pairs[:6] + short, held_out=[*long, *short], steps=1, random_sets=1)
+    sums, counts = torch.zeros(4, 40, dtype=torch.float64), torch.zeros(4, 1, dtype=torch.float64)
+    for pair in pairs[:6] + short:
+        tokens = model.tokenizer.encode([pair.patch_prefix])[0].ids
+        with model.record([2], states=False) as recording:
+            model.run_body(torch.tensor([tokens]))
+        sums[: len(tokens)] += recording.coefficients[2][0]
+        counts[: len(tokens)] += 1
+    means = task._mean_coefficients(
+        model, task._batches(model, [task._encode(model, p, "") for p in pairs[:6] + short])
+    )
+    assert torch.allclose(means[2], sums / counts, atol=1e-9)
+    edits = {
+        layer: lambda m, _group, mean=mean: mean[torch.arange(m.shape[1]).clamp(max=3)][None]
+        for layer, mean in means.items()
+    }
+    ablated = sum(naive_metric(model, pair, edits) for pair in [*long, *short]) / 8
+    assert result.ablated == pytest.approx(ablated, abs=1e-9)
 
 
 def test_held_out_pairs_can_be_given(model: MemoryModel, pairs: list[Pair]) -> None:

@@ -42,6 +42,33 @@ def test_an_experiment_is_kept_and_printed_with_its_curve_and_the_papers(run: Ru
     assert "memlens report" in ran.err
 
 
+def test_experiments_run_with_a_saved_intervention_and_write_nothing(run: Run, valued: Path, tmp_path: Path) -> None:
+    edits, before = tmp_path / "edits.json", checksums(valued)
+    memlens.Intervention.parse("L1=0").save(edits, Index(valued).load_model())
+    command = ["experiment", valued, "active", "--sample", 30, "--threads", 1, "--file", edits]
+    answer = json.loads(run(*command, "--json").out)
+    medians = {row["layer"]: row["median"] for row in answer["experiments"][0]["tables"]["active"]}
+    assert medians[1] == 0 < medians[0] and answer["intervention"]["edits"][0]["layer"] == 1
+    ran = run(*command)
+    assert "random prefixes, with the edits of edits.json" in ran.out and "nothing was written" in ran.err and checksums(valued) == before
+    everything = json.loads(run("experiment", valued, "all", "--file", edits, "--sample", 30, "--json").out)
+    on_prefixes = [name for name, experiment in EXPERIMENTS.items() if experiment.on_prefixes]
+    assert [experiment["name"] for experiment in everything["experiments"]] == on_prefixes
+    assert {"name": "rank", "reason": "it does not run the model on prefixes"} in everything["skipped"]
+
+
+def test_interventions_that_an_experiment_cannot_use_are_refused(run: Run, valued: Path, tmp_path: Path) -> None:
+    edits = tmp_path / "edits.json"
+    memlens.Intervention.parse("L1N2=0", positions=[0]).save(edits)
+    assert is_refused(run("experiment", valued, "active", "--file", edits), "L1N2 names positions of a prompt")
+    memlens.Intervention.parse("L1N2=0").save(edits)
+    assert is_refused(run("experiment", valued, "rank", "--file", edits), "--file has no effect on rank; use it with")
+    refused = run("experiment", valued, "active", "--file", edits, "--workers", 2)
+    assert is_refused(refused, "--workers has no effect with an intervention")
+    assert is_refused(run("experiment", valued, "--file", edits), "--file has no effect without a NAME")
+    assert is_refused(run("experiment", valued, "active", "--file", tmp_path / "missing.json"), "missing.json")
+
+
 def test_json_has_the_rows_of_the_tables(run: Run, whole: Path) -> None:
     answer = json.loads(
         run("experiment", whole, "all", "--sample", 30, "--threads", 1, "--null-tokens", 0, "--json").out

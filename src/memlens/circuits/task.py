@@ -4,15 +4,18 @@ A task is a list of pairs: a clean prompt and a patch prompt with the same numbe
 of each. The metric is logit(clean answer) - logit(patch answer) at the last position of the clean prompt.
 
 1. Split the pairs into training and held-out pairs.
-2. Score every memory on the training pairs. `integrated` (default): integrated gradients along the line from the input
-   of the patch prompt to that of the clean prompt. A memory's score is the mean gradient of the metric times the change
-   of its coefficient, summed over positions. `patching` (attribution patching): the gradient at the clean prompt only.
-   `relevance`: the memory's relevance in the frozen network of the clean prompt.
-3. With `refine`, learn a mask over the 2% of memories with the largest absolute scores. A coefficient m becomes
-   mean + mask (m - mean), and all other memories have their means. Gradient descent minimizes the squared error of the
-   metric, relative to its size, plus the mean of the mask. These memories are then ranked by their mask.
-4. Rank memories by the absolute score. For each size k, keep the first k memories and set every other one to its mean
-   over the patch prompts of the training pairs, position by position if all prompts have the same length.
+2. Score every memory on the training pairs: the change of its coefficient from the patch prompt to the clean prompt,
+   times the gradient of the metric with respect to it, summed over positions. The methods differ in the gradient.
+   `integrated` (default): the mean gradient along the line from the input of the patch prompt to that of the clean
+   prompt. `relevance`: the gradient in the frozen network of the clean prompt, where both factors of a gated memory
+   carry half (RelP). `patching` (attribution patching): the gradient at the clean prompt.
+3. Rank memories by the absolute score. For each size k, keep the first k memories and set every other one to its mean
+   over the patch prompts of the training pairs, position by position.
+4. With `refine`, learn a mask over the 2% of memories with the largest absolute scores. A coefficient m becomes
+   mean + mask (m - mean). Gradient descent minimizes three parts: the squared error of the metric if all other memories
+   have their means; the squared difference from the metric without any memory if the mask is ablated and all other
+   memories are kept; and a cost per memory. Errors are relative to the difference that all memories make. Memories
+   with a mask above 0.5 are then ranked first.
 5. Faithfulness on held-out pairs: F = (m(C) - m(none)) / (m(all) - m(none)), where m is the mean metric. Complement:
    the same with the circuit ablated and everything else kept. Random sets have as many memories of each layer.
 
@@ -27,7 +30,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,7 +58,9 @@ _LEAST_ACCURACY = 0.6  # below this share of pairs the model does not do the tas
 _RESAMPLES = 1000
 _BATCH_TOKENS = 1024
 _CANDIDATES, _LEAST_CANDIDATES = 0.02, 50  # memories that a mask is learned for: a share, and at least this many
-_MASK_STEPS = 60
+_MASK_STEPS, _MASK_RATE = 60, 0.2
+_MASK_COST = 5e-4  # cost of a memory: 100 memories cost as much as a squared relative error of 0.05
+_MASK_TOKENS = 128  # tokens per step
 FAITHFUL = (0.9, 1.1)
 SHARES = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
@@ -236,7 +241,7 @@ def task_circuit(
     if refine:
         count = max(min(_LEAST_CANDIDATES, len(flat)), round(_CANDIDATES * len(flat)))
         mask = _learn_mask(loaded, train, ranking[:count], means, progress)
-        ranking[:count] = ranking[:count][torch.argsort(mask, descending=True, stable=True)]
+        ranking[:count] = ranking[:count][torch.argsort(mask <= 0.5, stable=True)]  # kept memories first, by score
     pair_count = len(training) + len(measured)
     return _measure(
         loaded, test_batches, scores, ranking, means, method, accuracy, pair_count, random_sets, seed, progress
@@ -307,21 +312,25 @@ def _last_logits(model: MemoryModel, tokens: Tensor, gradients: bool = False) ->
 
 
 def _mean_coefficients(model: MemoryModel, batches: Sequence[_Batch]) -> dict[int, Tensor]:
-    """Return the mean coefficients over patch prompts, layer -> [pos, memories].
-
-    If prompts differ in length, positions are averaged and pos is 1.
-    """
-    one_length = len({batch.patch.shape[1] for batch in batches}) == 1
+    """Return the mean coefficients over patch prompts at every position, layer -> [longest prompt, memories]."""
+    longest = max(batch.patch.shape[1] for batch in batches)
     sums: dict[int, Tensor] = {}
-    count = 0
+    counts = torch.zeros(longest, 1, dtype=torch.float64)
     for batch in batches:
+        length = batch.patch.shape[1]
+        counts[:length] += len(batch.patch)
         with model.record(states=False) as recording:
             model.run_body(batch.patch)
-        count += batch.patch.shape[0] if one_length else batch.patch.numel()
         for layer, m in recording.coefficients.items():
-            total = m.double().sum(0) if one_length else m.double().sum((0, 1))[None]
-            sums[layer] = sums.get(layer, torch.zeros_like(total)) + total
-    return {layer: (total / count).to(model.dtype) for layer, total in sums.items()}
+            total = sums.setdefault(layer, torch.zeros(longest, m.shape[2], dtype=torch.float64))
+            total[:length] += m.double().sum(0).cpu()
+    return {layer: (total / counts).to(model.device, model.dtype) for layer, total in sums.items()}
+
+
+def _at_positions(means: Tensor, m: Tensor, group: MemoryGroup) -> Tensor:
+    """Return the means [pos, size] for coefficients [n, pos, size]. Positions after the last one use its means."""
+    rows = torch.arange(m.shape[1], device=means.device).clamp(max=len(means) - 1)
+    return means[rows][:, group.columns].to(m.dtype)
 
 
 def _mean_scores(
@@ -348,18 +357,24 @@ def _integrated_scores(model: MemoryModel, batch: _Batch, *, points: Sequence[fl
     Gradients are taken at `points` on the line from the patch input (0) to the clean input (1).
     """
     inputs = [_first_inputs(model, tokens) for tokens in (batch.patch, batch.clean)]
-    changes: dict[int, Tensor] = {}
-    for tokens, sign in ((batch.patch, -1), (batch.clean, 1)):
-        with model.record(states=False) as recording:
-            model.run_body(tokens)
-        for layer, m in recording.coefficients.items():
-            changes[layer] = changes.get(layer, torch.zeros_like(m)) + sign * m
+    changes = _changes(model, batch)
     gradients = {layer: torch.zeros_like(change) for layer, change in changes.items()}
     for at in points:
         states = inputs[0] + at * (inputs[1] - inputs[0])
         for layer, gradient in _gradients(model, batch, states).items():
             gradients[layer] += gradient / len(points)
     return {layer: (gradients[layer] * change).sum((0, 1)).double() for layer, change in changes.items()}
+
+
+def _changes(model: MemoryModel, batch: _Batch) -> dict[int, Tensor]:
+    """Return the coefficients of the clean prompts minus those of the patch prompts, layer -> [n, pos, memories]."""
+    changes: dict[int, Tensor] = {}
+    for tokens, sign in ((batch.patch, -1), (batch.clean, 1)):
+        with model.record(states=False) as recording:
+            model.run_body(tokens)
+        for layer, m in recording.coefficients.items():
+            changes[layer] = changes.get(layer, torch.zeros_like(m)) + sign * m
+    return changes
 
 
 def _first_inputs(model: MemoryModel, tokens: Tensor) -> Tensor:
@@ -394,15 +409,16 @@ def _gradients(model: MemoryModel, batch: _Batch, states: Tensor) -> dict[int, T
 
 
 def _relevance_scores(model: MemoryModel, batch: _Batch) -> dict[int, Tensor]:
-    """Return the relevance in the frozen network of the clean prompt, summed over pairs, layer -> [memories]."""
-    sums: dict[int, Tensor] = {}
-    for tokens, (answer, other) in zip(batch.clean, batch.answers.tolist(), strict=True):
-        with frozen_pass(model, tokens[None], partial(_difference, answer=answer, other=other)) as frozen:
+    """Return the relevance of the coefficient changes in the frozen network of the clean prompt, summed over pairs."""
+    changes = _changes(model, batch)
+    sums = {layer: torch.zeros(change.shape[2], dtype=torch.float64) for layer, change in changes.items()}
+    for row, (tokens, (answer, other)) in enumerate(zip(batch.clean, batch.answers.tolist(), strict=True)):
+        target = partial(_difference, answer=answer, other=other)
+        with frozen_pass(model, tokens[None], target, gate="half") as frozen:
             gradients = frozen.gradients([frozen.target])
             check_conservation(model, frozen, gradients)
-            for layer, graph in frozen.layers.items():
-                amount = (graph.coefficients * gradients.coefficients[layer]).sum(0).double()
-                sums[layer] = sums.get(layer, torch.zeros_like(amount)) + amount
+        for layer, change in changes.items():
+            sums[layer] += (change[row] * gradients.coefficients[layer]).sum(0).double().cpu()
     return sums
 
 
@@ -413,14 +429,16 @@ def _difference(logits: Tensor, answer: int, other: int) -> Tensor:
 def _learn_mask(
     model: MemoryModel, batches: Sequence[_Batch], candidates: Tensor, means: dict[int, Tensor], progress: Progress
 ) -> Tensor:
-    """Return a mask from 0 to 1 for the candidates (flat numbers) that preserves the metric with few memories."""
-    logits = torch.full((len(candidates),), 2.0, dtype=model.dtype, requires_grad=True)
-    optimizer = torch.optim.Adam([logits], lr=0.2)
-    targets = [batch.metric(_last_logits(model, batch.clean)).detach() for batch in batches]
+    """Return a mask from 0 to 1 for the candidates (flat numbers): few memories that do the task, alone and needed."""
+    logits = torch.full((len(candidates),), 1.0, dtype=model.dtype, requires_grad=True)
+    optimizer = torch.optim.Adam([logits], lr=_MASK_RATE)
+    parts = _split(batches, _MASK_TOKENS)
+    ends = [_metric_ends(model, batch, means) for batch in parts]
     for step in range(_MASK_STEPS):
         progress("mask", step, _MASK_STEPS)
         mask = torch.sigmoid(logits)
-        _, gradient = _mask_objective(model, batches, targets, candidates, mask.detach(), means)
+        part = step % len(parts)
+        _, gradient = _mask_objective(model, parts[part], *ends[part], candidates, mask.detach(), means)
         optimizer.zero_grad()
         mask.backward(gradient)
         optimizer.step()
@@ -428,35 +446,54 @@ def _learn_mask(
     return torch.sigmoid(logits).detach()
 
 
+def _split(batches: Sequence[_Batch], tokens: int) -> list[_Batch]:
+    """Cut batches into smaller ones of at most this many tokens."""
+    parts = []
+    for batch in batches:
+        size = max(1, tokens // batch.clean.shape[1])
+        pieces = (part.split(size) for part in (batch.clean, batch.patch, batch.answers))
+        parts += [_Batch(*piece) for piece in zip(*pieces, strict=True)]
+    return parts
+
+
+def _metric_ends(model: MemoryModel, batch: _Batch, means: dict[int, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the metric of each pair with all memories, and with every memory at its mean."""
+    with model.edit(
+        {layer: partial(_interpolate, mask=torch.zeros_like(one[0]), means=one) for layer, one in means.items()}
+    ):
+        none = batch.metric(_last_logits(model, batch.clean))
+    return batch.metric(_last_logits(model, batch.clean)), none
+
+
 def _mask_objective(
     model: MemoryModel,
-    batches: Sequence[_Batch],
-    targets: Sequence[Tensor],
+    batch: _Batch,
+    everything: Tensor,
+    nothing: Tensor,
     candidates: Tensor,
     mask: Tensor,
     means: dict[int, Tensor],
 ) -> tuple[float, Tensor]:
-    """Return the squared relative error of the metric plus the mean of the mask, and its gradient."""
-    count = sum(len(target) for target in targets)
-    scale = torch.cat(list(targets)).square().mean()
-    value, gradient = float(mask.mean()), torch.full_like(mask, 1 / len(mask))
+    """Return the value and the gradient of the objective of step 4."""
+    scale = (everything - nothing).square().mean()
+    value, gradient = _MASK_COST * float(mask.sum()), torch.full_like(mask, _MASK_COST)
     sizes = [one.shape[1] for one in means.values()]
-    for batch, target in zip(batches, targets, strict=True):
-        whole = torch.zeros(sum(sizes), dtype=model.dtype).index_put((candidates,), mask)
+    for rest, target, sign in ((0.0, everything, 1.0), (1.0, nothing, -1.0)):
+        whole = torch.full((sum(sizes),), rest, dtype=model.dtype)
+        whole[candidates] = rest + sign * mask
         leaf = whole.to(model.device).requires_grad_()
         parts = dict(zip(means, torch.split(leaf, sizes), strict=True))
-        edits = {layer: partial(_interpolate, mask=part, means=means[layer]) for layer, part in parts.items()}
-        with model.edit(edits):
+        with model.edit({layer: partial(_interpolate, mask=part, means=means[layer]) for layer, part in parts.items()}):
             metric = batch.metric(_last_logits(model, batch.clean, gradients=True))
-        error = (metric - target).square().sum() / scale / count
+        error = (metric - target).square().mean() / scale
         value += float(error.detach())
-        gradient += torch.autograd.grad(error, leaf)[0].cpu()[candidates]
+        gradient += sign * torch.autograd.grad(error, leaf)[0].cpu()[candidates]
     return value, gradient
 
 
 def _interpolate(m: Tensor, group: MemoryGroup, *, mask: Tensor, means: Tensor) -> Tensor:
     """Return the coefficients [n, pos, size] between their means (mask 0) and their values (mask 1)."""
-    mean = means[:, group.columns].to(m.dtype)
+    mean = _at_positions(means, m, group)
     return mean + mask[group.columns] * (m - mean)
 
 
@@ -495,10 +532,13 @@ def _measure(
     sizes = sorted({max(1, round(share * len(flat))) for share in SHARES})
     points: dict[int, CurvePoint] = {}
 
+    @cache
+    def keep_first(size: int) -> Tensor:
+        return run(ranking[:size])
+
     def point(size: int) -> CurvePoint:
         if size not in points:
-            kept = run(ranking[:size])
-            value, low, high = _ratio_with_interval(kept, everything, nothing, seed)
+            value, low, high = _ratio_with_interval(keep_first(size), everything, nothing, seed)
             complement = _ratio(run(ranking[size:]), everything, nothing)
             at_random = [
                 _ratio(run(_random_set(ranking[:size], starts, draw)), everything, nothing) for _ in range(random_sets)
@@ -506,10 +546,14 @@ def _measure(
             points[size] = CurvePoint(size, size / len(flat), value, low, high, complement, float(np.mean(at_random)))
         return points[size]
 
+    def faithfulness(size: int) -> float:
+        return _ratio(keep_first(size), everything, nothing)
+
     for done, size in enumerate(sizes):
         progress("sizes", done, len(sizes))
         point(size)
-    smallest = _smallest_faithful(point, sizes)
+    best = _smallest_faithful(faithfulness, sizes)
+    smallest = None if best is None else point(best)
     progress("sizes", len(sizes), len(sizes))
     curve = tuple(points[size] for size in sorted(points))
     ranked = [model.names.name(*_place(number, layers, starts)) for number in ranking[: curve[-1].size].tolist()]
@@ -532,7 +576,7 @@ def _measure(
 
 def _keep_only(m: Tensor, group: MemoryGroup, *, mask: Tensor, means: Tensor) -> Tensor:
     """Replace the coefficients [n, pos, size] of all memories outside the mask by their means."""
-    return torch.where(mask[group.columns], m, means[:, group.columns].to(m.dtype))
+    return torch.where(mask[group.columns], m, _at_positions(means, m, group))
 
 
 def _place(number: int, layers: Sequence[int], starts: Any) -> tuple[int, int]:
@@ -564,19 +608,19 @@ def _ratio_with_interval(kept: Tensor, everything: Tensor, nothing: Tensor, seed
     return _ratio(kept, everything, nothing), float(low), float(high)
 
 
-def _smallest_faithful(point: Callable[[int], CurvePoint], sizes: Sequence[int]) -> CurvePoint | None:
+def _smallest_faithful(faithfulness: Callable[[int], float], sizes: Sequence[int]) -> int | None:
     """Return the smallest size with a faithfulness in FAITHFUL, by bisection between two sizes of the curve."""
     low, high = FAITHFUL
     for below, size in zip([0, *sizes], sizes, strict=False):
-        if low <= point(size).faithfulness <= high:
+        if low <= faithfulness(size) <= high:
             best = size
             while best - below > max(1, best // 20):
                 middle = (below + best) // 2
-                if low <= point(middle).faithfulness <= high:
+                if low <= faithfulness(middle) <= high:
                     best = middle
                 else:
                     below = middle
-            return point(best)
+            return best
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -259,17 +260,26 @@ def experiment(
     ] = None,
     validation: Validation = None,
     model: ModelNow = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Run experiments on prefixes with a saved intervention or circuit. Writes nothing to the index.",
+        ),
+    ] = None,
     **options: Any,
 ) -> None:
     """Run the paper's experiments on an index."""
     opened = memlens.Index(index)
     if not names:
         given = {option_name(name): value for name, value in options.items()}
-        refuse_unused({**given, "--validation": validation, "--model": model}, "has no effect without a NAME")
+        others = {"--validation": validation, "--model": model, "--file": file}
+        refuse_unused({**given, **others}, "has no effect without a NAME")
         _list_experiments(screen, opened)
         return
     if validation:
         refuse_unused_column(options, validation)
+    intervention = None if file is None else memlens.Intervention.load(file)
     skipped: dict[str, str] = {}
     with ProgressBar(screen) as progress:
         from memlens.experiments.run import find_experiments
@@ -280,45 +290,63 @@ def experiment(
             names,
             validation=validation or None,
             model=model,
+            intervention=intervention,
             progress=progress,
             skipped=skipped.__setitem__,
             **options,
         )
     completed = [experiment for experiment in selected if experiment.name not in skipped]
     if screen.as_json:
-        screen.json(_experiments_json(opened, completed, tables, skipped))
+        screen.json(_experiments_json(opened, completed, tables, skipped, intervention))
     else:
+        edited = "" if file is None else f"random prefixes, with the edits of {visible(file.name)}"
         for place, experiment in enumerate(completed):
             if place:
                 screen.result()
             rows = {name: tables[name].to_pylist() for name in experiment.table_names}
-            _print_experiment(screen, opened, experiment, rows)
+            _print_experiment(screen, opened, experiment, rows, edited)
             _print_claims(screen, opened, experiment, tables)
-        _print_shuffled(screen, opened, completed, tables)
+        if intervention is None:
+            _print_shuffled(screen, opened, completed, tables)
     for name, reason in skipped.items():
         screen.note(f"{name} was skipped: {visible(reason)}")
+    if intervention is not None:
+        screen.note("the model ran with the edits; nothing was written to the index")
+        return
     screen.note(f"tables are in {visible(str(opened.folder / 'experiments'))}")
     screen.note(f"next: {command_line('report', opened.folder)}")
 
 
 def _experiments_json(
-    index: memlens.Index, completed: list[Experiment], tables: dict[str, pa.Table], skipped: dict[str, str]
+    index: memlens.Index,
+    completed: list[Experiment],
+    tables: dict[str, pa.Table],
+    skipped: dict[str, str],
+    intervention: memlens.Intervention | None,
 ) -> dict[str, Any]:
     from memlens.experiments.run import origin
 
-    recorded = index.manifest.experiments
+    edited = intervention is not None
+
+    def describe(experiment: Experiment) -> dict[str, Any]:
+        """Return what the manifest says about a run without edits."""
+        if edited:
+            return {}
+        recorded = index.manifest.experiments[experiment.name]
+        prefixes = origin(index, experiment) or None
+        return {"seed": recorded.seed, "sample": recorded.sample, "prefixes": prefixes}
+
     return {
         "index": str(index.folder),
-        "prefixes": next((words for experiment in completed if (words := origin(index, experiment))), None),
+        "intervention": None if intervention is None else intervention.to_json(),
+        "prefixes": next((words for one in completed if not edited and (words := origin(index, one))), None),
         "experiments": [
             {
                 "name": experiment.name,
                 "figure": experiment.figure,
                 "title": experiment.title,
-                "seed": recorded[experiment.name].seed,
-                "sample": recorded[experiment.name].sample,
                 "sample_of": experiment.sample_of,
-                "prefixes": origin(index, experiment) or None,
+                **describe(experiment),
                 "tables": {name: tables[name].to_pylist() for name in experiment.table_names},
                 "claims": [judged.record for judged in experiment.judge(index, _read_rows(tables))],
             }
@@ -397,13 +425,15 @@ def _short_figure(figure: str) -> str:
     return figure.split(" and ")[0].replace("Figure", "Fig.").replace("Section", "Sec.")
 
 
-def _print_experiment(screen: Screen, index: memlens.Index, experiment: Experiment, tables: Rows) -> None:
-    """Print heading, sample, curves next to the paper's, and table."""
+def _print_experiment(
+    screen: Screen, index: memlens.Index, experiment: Experiment, tables: Rows, edited: str = ""
+) -> None:
+    """Print heading, sample (`edited` describes a run with edits), curves next to the paper's, and table."""
     from memlens.experiments.experiment import Picture
     from memlens.experiments.run import origin
 
     screen.paragraph(Text.assemble((experiment.name, "bold"), "  " + experiment.title))
-    prefixes = visible(origin(index, experiment) or "sampled prefixes")
+    prefixes = edited or visible(origin(index, experiment) or "sampled prefixes")
     rows = tables[experiment.name]
     if experiment.terminal is not None:
         sample, parts = experiment.terminal(index, tables, screen.out.width, prefixes)

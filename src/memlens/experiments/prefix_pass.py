@@ -139,15 +139,8 @@ def read_prefixes(
     noted = dict(index.manifest.prefix_pass.content)
     if index.is_whole(PREFIXES) and index.is_whole(LAYERS) and {name: noted.get(name) for name in wanted} == wanted:
         return PrefixTables(index, index.table(PREFIXES), index.table(LAYERS), len(model.layers) - 1, noted)
-    index.check_model(model)
-    prefixes = (
-        sample_prefixes(index, sample, seed)
-        if validation is None
-        else sample_validation(index, model, validation, sample, seed)
-    )
-    stops = stop_targets(index, prefixes, stop_words)
-    tables = read_given_prefixes(index, model, prefixes, stops, progress, pool)
-    notes: dict[str, Any] = {**wanted, "prefixes": len(prefixes), "origin": prefixes.origin}
+    tables = run_prefixes(index, model, sample, seed, validation, stop_words, progress, pool)
+    notes: dict[str, Any] = {**wanted, **tables.notes}
     notes["threads"] = torch.get_num_threads()
     if validation is not None:
         cut = {name: getattr(validation, name) for name in ("unit", "column")}
@@ -155,6 +148,26 @@ def read_prefixes(
     written = {PREFIXES: (PREFIXES_SCHEMA, [tables.prefixes]), LAYERS: (LAYERS_SCHEMA, [tables.layers])}
     index.write(written, lambda: {"aggregate": notes})
     return PrefixTables(index, tables.prefixes, tables.layers, tables.last_layer, notes)
+
+
+def run_prefixes(
+    index: Index,
+    model: MemoryModel,
+    sample: int,
+    seed: int,
+    validation: CorpusSettings | None = None,
+    stop_words: str = "en",
+    progress: Progress = no_progress,
+    pool: Pool | None = None,
+) -> PrefixTables:
+    """Run the pass over a random sample without writing anything."""
+    index.check_model(model)
+    prefixes = (
+        sample_prefixes(index, sample, seed)
+        if validation is None
+        else sample_validation(index, model, validation, sample, seed)
+    )
+    return read_given_prefixes(index, model, prefixes, stop_targets(index, prefixes, stop_words), progress, pool)
 
 
 def read_given_prefixes(

@@ -25,6 +25,7 @@ from memlens.settings import CorpusSettings
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
+    from memlens.tracer.intervention import Intervention
 
 MODULES = (
     "agreement", "rank", "predictive_values", "local_edits", "patterns", "active", "composition", "refinement",
@@ -128,6 +129,58 @@ def run(
         origin = {name: seen[name] for name in _ORIGIN if name in seen}
         computed |= _keep(index, experiment, tables, {"seed": seed, "sample": size, **passed}, origin)
     return computed
+
+
+def run_with_edits(
+    index: Index,
+    names: str | Sequence[str],
+    edits: Intervention,
+    model: MemoryModel | str | None = None,
+    *,
+    seed: int = 0,
+    sample: int | None = None,
+    progress: Progress = no_progress,
+    skipped: Callable[[str, str], None] | None = None,
+    **options: Any,
+) -> dict[str, pa.Table]:
+    """Compute experiments on prefixes while the model runs with edited coefficients, and write nothing.
+
+    Args:
+        index: The index.
+        names: Experiments on prefixes. `all` runs all of them.
+        edits: Edits at all positions, such as a saved circuit.
+        model: The scanned model or its location.
+        seed: Seed of all random draws.
+        sample: Number of prefixes; None for the default.
+        progress: Called with stage, done and total.
+        skipped: Called with name and reason for each experiment that `all` leaves out.
+        options: Options of the pass over prefixes.
+
+    Raises:
+        SettingError: A named experiment does not run the model on prefixes, or an edit names positions.
+        ModelError: The edits are for another model.
+    """
+    from memlens.experiments.prefix_pass import run_prefixes
+    from memlens.tracer.intervene import apply_edits
+
+    asked = [names] if isinstance(names, str) else list(names)
+    chosen = find_experiments(asked)
+    for experiment in [one for one in chosen if not one.on_prefixes]:
+        if experiment.name in asked:
+            known = ", ".join(one.name for one in EXPERIMENTS.values() if one.on_prefixes)
+            raise SettingError(f"--file has no effect on {experiment.name}; use it with {known}")
+        if skipped is not None:
+            skipped(experiment.name, "it does not run the model on prefixes")
+    chosen = _possible(index, [one for one in chosen if one.on_prefixes], asked, skipped)
+    _refuse_unused(chosen, options)
+    loaded = index.load_model(model)
+    with apply_edits(loaded, edits):
+        seen = run_prefixes(index, loaded, sample or SAMPLE, seed, progress=progress, **options)
+    return {
+        table.name: pa.Table.from_pylist(table.compute(seen, seed), table.schema)
+        for experiment in chosen
+        for table in experiment.tables
+    }
 
 
 def _compute(

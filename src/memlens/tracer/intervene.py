@@ -59,13 +59,22 @@ class _GroupEdit:
             m[:, rows, columns] = 0.0 if self.coefficient is None else self.coefficient
 
 
-def apply_edits(model: MemoryModel, intervention: Intervention, prompt: Prompt) -> AbstractContextManager[None]:
-    """Return a context manager in which the model runs with these edits. Raises if an edit does not fit the model."""
+def apply_edits(
+    model: MemoryModel, intervention: Intervention, prompt: Prompt | None = None
+) -> AbstractContextManager[None]:
+    """Return a context manager in which the model runs with these edits. Raises if an edit does not fit the model.
+
+    Without a prompt, the model may run on any texts, and edits at single positions are refused.
+    """
     intervention.check(model)
     edits: dict[ExpertId, list[_GroupEdit]] = {}
     for edit in intervention.edits:
         _refuse_too_large(model, edit)
-        rows = None if edit.positions is None else tuple(prompt.place(at) + prompt.shift for at in edit.positions)
+        rows = None
+        if edit.positions is not None:
+            if prompt is None:
+                raise SettingError(f"the edit of {edit.target} names positions of a prompt; use edits at all positions")
+            rows = tuple(prompt.place(at) + prompt.shift for at in edit.positions)
         for owner, memories in _by_group(edit, model):
             columns = None if memories is None else torch.tensor(memories, device=model.device)
             edits.setdefault(owner, []).append(_GroupEdit(columns, rows, edit.coefficient, edit.factor))

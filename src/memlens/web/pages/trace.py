@@ -67,7 +67,7 @@ Sets = Annotated[
     list[Annotated[str, StringConstraints(max_length=200)]],
     Query(
         alias="set",
-        max_length=20,
+        max_length=500,
         description="Edits: L3N51=0 silences a memory, =3.5 sets it, =x2 scales it, and L3=0 silences a layer.",
     ),
 ]

@@ -56,6 +56,36 @@ function follow(line, from = null) {
   line.classList.toggle("off", !isOn(line));
 }
 
+// A saved intervention or circuit
+
+const MOST_EDITS = 500;
+/** Returns the edits of a saved intervention as text, or throws an error that says why they cannot be used. */
+function editsOfFile(text) {
+  let saved;
+  try { saved = JSON.parse(text); } catch { saved = null; }
+  if (saved?.kind !== "memlens intervention" || !Array.isArray(saved.edits)) throw new Error("this file is not a saved intervention; save one with memlens trace --save, or with memlens circuit --pairs and --save");
+  if (saved.model && saved.model.fingerprint !== form.dataset.fingerprint) throw new Error(`this file is for ${saved.model.name}, not for the model of this index`);
+  if (saved.edits.some((edit) => edit.positions !== "all")) throw new Error("this file edits single positions of a prompt; use it with memlens trace --file");
+  const amount = (edit) => (edit.action === "scale" ? `x${edit.factor}` : edit.action === "set" ? Number(edit.coefficient.toPrecision(6)) : 0);
+  const edits = saved.edits.flatMap((edit) => (edit.memories ?? [edit.expert ?? `L${edit.layer}`]).map((target) => `${target}=${amount(edit)}`));
+  if (edits.length > MOST_EDITS) throw new Error(`this file has ${edits.length} edits; this page takes up to ${MOST_EDITS}`);
+  return edits;
+}
+
+async function openFile(column, field) {
+  const problem = column.querySelector(".note");
+  try {
+    const edits = editsOfFile(await field.files[0].text());
+    problem.hidden = true;
+    edits.forEach((edit) => addEdit(column, edit));
+    announce(`${edits.length} edits added`);
+    show();
+  } catch (error) {
+    Object.assign(problem, { hidden: false, textContent: error.message });
+  }
+  field.value = ""; // so that the same file can be opened again
+}
+
 // The address
 
 function settings() {
@@ -191,6 +221,7 @@ for (const column of columns.slice(1)) {
     field.value = "";
     show();
   });
+  column.querySelector("[type=file]").addEventListener("change", (event) => openFile(column, event.target));
 }
 form.querySelector(".second").addEventListener("click", (event) => {
   columns[2].hidden = !columns[2].hidden;
