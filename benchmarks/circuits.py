@@ -47,7 +47,7 @@ from memlens.models.memory_model import MemoryModel
 METHODS = ("integrated", "patching", "relevance", "refined")
 CURVE_COLUMNS = (
     *("task", "method", "training", "held_out", "accuracy", "memories", "share", "faithfulness", "low", "high"),
-    *("complement", "random", "smallest", "area", "cpu_minutes", "note"),
+    *("complement", "complement_low", "complement_high", "random", "smallest", "area", "cpu_minutes", "note"),
 )
 ESTIMATES = ("value", "half", "gradient", "attention_frozen", "norms_frozen")
 SILENCING_COLUMNS = ("task", "change", "prompt", "memories", *ESTIMATES, "rank_value", "rank_gradient", "large")
@@ -134,7 +134,7 @@ def measure_curve(
             "accuracy": f"{result.accuracy:.3f}",
             "memories": point.size,
             "share": f"{point.share:.5f}",
-            **{name: f"{getattr(point, name):.4f}" for name in ("faithfulness", "low", "high", "complement", "random")},
+            **{column: f"{getattr(point, column):.4f}" for column in CURVE_COLUMNS[7:14]},
             "smallest": "" if result.smallest is None else result.smallest.size,
             "area": f"{result.area:.4f}",
             "cpu_minutes": f"{(time.process_time() - start) / 60:.1f}",

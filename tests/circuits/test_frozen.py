@@ -8,6 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import memlens
+from memlens import testing
 from memlens.circuits.frozen import check_conservation, constant_relevance, frozen_pass
 from memlens.errors import UnsupportedModel
 from memlens.models.memory_model import MemoryModel
@@ -34,6 +35,11 @@ CASES = [
     for family in FAMILIES.values()
     for dtype in (DOUBLE, SINGLE)
     for gate in ("value", "half")
+]
+CASES += [
+    pytest.param(family, DOUBLE, "value", marks=SWEEP)
+    for family in (*testing.FAMILIES, *testing.MIXTURES)
+    if family not in FAMILIES.values() and family != "jamba"  # test_a_network_with_another_mixer_is_rejected
 ]
 
 

@@ -2,7 +2,8 @@
 
 1. Run the model once on the prompt. Freeze every attention weight (the output of each softmax), the scale of every norm
    at every position, and one factor per memory. A plain memory m = f(z) with z = k.x + b keeps the ratio f(z) / z. A
-   gated memory m = f(g) u keeps f(g). With `gate="half"` both factors of a gated memory carry half of it, as in LRP.
+   gated memory m = f(g) u keeps f(g), and if the block adds a constant to u or clips it, the slope in u. With
+   `gate="half"` both factors of a gated memory carry half of it, as in LRP.
 2. Everything that remains is linear: the stream, the keys and the logits are sums over writes. A write is an embedding,
    a memory's coefficient times its value, or a bias.
 3. The relevance of a write is the write times the gradient of the target in the frozen network. One backward pass gives
@@ -339,10 +340,21 @@ def _linear_part(group: MemoryGroup, x: Tensor, exact: Tensor, gate: Gate) -> Te
     key_part = x @ group.keys.to(x.dtype).T
     if ups is None or group.up is None:
         return _ratio(exact, products.detach(), group) * key_part
-    by_up = _ratio(exact, ups.detach(), None) * (x @ group.up.to(x.dtype).T)
+    by_up = _up_factor(group, exact, products.detach(), ups.detach()) * (x @ group.up.to(x.dtype).T)
     if gate == "value":
         return by_up
     return 0.5 * by_up + 0.5 * _ratio(exact, products.detach(), None) * key_part
+
+
+def _up_factor(group: MemoryGroup, exact: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    """Return the factor of u in the coefficients: f(g), or the slope if the block combines gate and input otherwise."""
+    if group.combine is None:
+        return _ratio(exact, up, None)
+    with torch.enable_grad():
+        leaf = up.clone().requires_grad_()
+        m = group.combine(gate, leaf)
+        (slope,) = torch.autograd.grad(m.sum(), leaf)
+    return slope * _ratio(exact, m.detach(), None)  # `exact` may include a scale per token
 
 
 def _ratio(exact: Tensor, product: Tensor, group: MemoryGroup | None) -> Tensor:

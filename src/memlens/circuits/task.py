@@ -115,7 +115,7 @@ def _rows(path: Path, text: str) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Faithfulness of the first `size` memories on held-out pairs, with 95% intervals."""
+    """Faithfulness and complement of the first `size` memories on held-out pairs, with 95% intervals."""
 
     size: int
     share: float
@@ -123,6 +123,8 @@ class CurvePoint:
     low: float
     high: float
     complement: float
+    complement_low: float
+    complement_high: float
     random: float  # mean faithfulness of random sets
 
 
@@ -538,12 +540,12 @@ def _measure(
 
     def point(size: int) -> CurvePoint:
         if size not in points:
-            value, low, high = _ratio_with_interval(keep_first(size), everything, nothing, seed)
-            complement = _ratio(run(ranking[size:]), everything, nothing)
+            kept = _ratio_with_interval(keep_first(size), everything, nothing, seed)
+            complement = _ratio_with_interval(run(ranking[size:]), everything, nothing, seed)
             at_random = [
                 _ratio(run(_random_set(ranking[:size], starts, draw)), everything, nothing) for _ in range(random_sets)
             ]
-            points[size] = CurvePoint(size, size / len(flat), value, low, high, complement, float(np.mean(at_random)))
+            points[size] = CurvePoint(size, size / len(flat), *kept, *complement, float(np.mean(at_random)))
         return points[size]
 
     def faithfulness(size: int) -> float:

@@ -7,8 +7,9 @@
 3. The cosine of random directions in d dimensions has standard deviation 1 / sqrt(d), so z = cosine * sqrt(d).
 4. Co-activation comes from the index: the share of i's top triggers whose prefix is also a top trigger of j.
 
-`validate_wires` compares wires with an experiment: on the triggers of j, silence i and measure how j's product with
-its key changes. The prediction is -m_i (v_i . k_j), times the scale of the norm at that position.
+`validate_wires` compares wires with an experiment: on the triggers of j, silence i and measure the change of m_j. The
+prediction adds -m_i (v_i . k_j), times the scale of the norm at that position, to the product of j with its key, and
+likewise for its up row.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def shared_triggers(index: Index, memory: MemoryId, others: Sequence[MemoryId]) 
 
 @dataclass(frozen=True)
 class WireCheck:
-    """Predicted and measured changes of a later memory's product with its key when an earlier memory is silenced."""
+    """Predicted and measured changes of a later memory's coefficient when an earlier memory is silenced."""
 
     predicted: tuple[float, ...]  # predicted changes, one per wire and trigger
     measured: tuple[float, ...]
@@ -199,29 +200,37 @@ def validate_wires(index: Index, model: MemoryModel, pairs: Sequence[tuple[str, 
 
 
 def _silence(model: MemoryModel, earlier: MemoryId, later: MemoryId, text: str) -> tuple[float, float]:
-    """Return the predicted and the measured change of x . k of the later memory at the last token of a text."""
+    """Return the predicted and the measured change of the later memory's coefficient at the last token of a text."""
     if "routed" in (earlier.kind, later.kind):
         raise SettingError(f"{earlier} -> {later}: wires of routed experts cannot be validated; name dense memories")
     fed = read_prompt(model, text).fed()
     source, target = model.layers[earlier.layer], model.layers[later.layer]
     (group, row), number = target.group_of(model.names.number(later)), model.names.number(earlier)
 
-    def product(change: hooks.Change | None) -> float:
+    def matches(edits: dict[int, hooks.Change]) -> list[Tensor]:
+        """Return the products of the later memory with its key and its up row, if it has one."""
         inputs: list[Tensor] = []
-        edits = {} if change is None else {earlier.layer: change}
         with model.edit(edits), hooks.on_input(group.reader, inputs.append):
             model.run_to(later.layer, fed)
         x = inputs[0].detach().reshape(-1, inputs[0].shape[-1])[-1]
-        return float(x @ group.keys[row].to(x.dtype))
+        return [one[row] for one in group.matches(x) if one is not None]
+
+    def coefficient(products: list[Tensor]) -> float:
+        return float(group.combined(products[0], products[1] if len(products) > 1 else None))
 
     with model.record([earlier.layer], states=False) as recording:
         model.run_to(earlier.layer, fed)
-    m = float(recording.coefficients[earlier.layer][0, -1, number])
-    scale = _norm_scale(model, source.post_norm, earlier.layer, fed)
-    scale *= _norm_scale(model, target.input_norm, later.layer, fed)
-    key = folded_keys(target)["key"][model.names.number(later)]
-    predicted = -m * float(folded_values(source)[number] @ key) * scale
-    return predicted, product(partial(_set_to_zero, number=number)) - product(None)
+    step = -float(recording.coefficients[earlier.layer][0, -1, number])
+    step *= _norm_scale(model, source.post_norm, earlier.layer, fed)
+    step *= _norm_scale(model, target.input_norm, later.layer, fed)
+    value, keys = folded_values(source)[number], folded_keys(target)
+    before = matches({})
+    predicted = [
+        z + step * (value @ rows[model.names.number(later)]).to(z)
+        for z, rows in zip(before, keys.values(), strict=True)
+    ]
+    after = matches({earlier.layer: partial(_set_to_zero, number=number)})
+    return coefficient(predicted) - coefficient(before), coefficient(after) - coefficient(before)
 
 
 def _norm_scale(model: MemoryModel, norm: Norm | None, layer: int, fed: Tensor) -> float:

@@ -308,11 +308,12 @@ def _print_task(screen: Screen, model: MemoryModel, index: Index | None, result:
             f"{point.faithfulness:.2f}",
             Text(f"{point.low:.2f} to {point.high:.2f}", "dim"),
             f"{point.complement:.2f}",
+            Text(f"{point.complement_low:.2f} to {point.complement_high:.2f}", "dim"),
             f"{point.random:.2f}",
         ]
         for point in result.curve
     ]
-    screen.table(["memories", "share", "faithfulness", "95% interval", "complement", "random"], rows)
+    screen.table(["memories", "share", "faithfulness", "95% interval", "complement", "95% interval", "random"], rows)
     screen.result()
     if result.smallest is None:
         screen.paragraph(

@@ -111,12 +111,14 @@ class MemoryGroup(ABC):
 
         The dtype is that of `inputs`. The router's weight is not included.
         """
-        gate, up = self.matches(inputs)
+        m = self.combined(*self.matches(inputs))
+        return m if self.token_scale is None else m * self.token_scale(inputs)
+
+    def combined(self, gate: Tensor, up: Tensor | None) -> Tensor:
+        """Return m from the two products that `matches` returns."""
         if up is None:
-            coefficients = self.activate(gate)
-        else:
-            coefficients = self.activate(gate) * up if self.combine is None else self.combine(gate, up)
-        return coefficients if self.token_scale is None else coefficients * self.token_scale(inputs)
+            return self.activate(gate)
+        return self.activate(gate) * up if self.combine is None else self.combine(gate, up)
 
     def matches(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return x K^T + b_K and x U^T + b_U, [..., size] each. The second is None if the block is not gated."""
