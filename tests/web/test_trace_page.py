@@ -126,7 +126,7 @@ def test_input_is_shown_as_text(client: TestClient, place: str) -> None:
         ({"set": "L1N7"}, 422, "has no '='"),
         ({"set": "L1N7=nan"}, 422, "finite"),
         ({"set": "L1N4000=0"}, 404, "L1N4000 does not exist"),
-        ({"set": ["L1N7=0"] * 21}, 422, "set"),
+        ({"set": ["L1N7=0"] * 501}, 422, "set"),
         ({"prompt": "the " * 200}, 422, "tokens"),
         ({"prompt": "x" * (MAX_CHARACTERS + 1)}, 422, "prompt"),
         ({"token": "no such token"}, 404, "is not one token"),
