@@ -6,7 +6,8 @@
 1. `function(value, item)` is called once per item. `value` is an object that every worker needs, such as the model.
    A `Source` provides the object itself for this process and a picklable loader for workers.
 2. Results are in the order of the items. Only a few items and results are in memory at a time.
-3. A map starts workers and ends them when it is complete. If a worker dies, its item is retried up to RETRIES times.
+3. A map starts workers and ends them when all results are there. The item of a worker that dies is retried up to
+RETRIES times.
 4. If a worker raises an exception of memlens.errors, the map raises it unchanged. Any other exception is a bug, and the
 map raises a RuntimeError that contains the worker's traceback.
 5. Workers ignore SIGINT and SIGTERM, which the driver handles, and exit within a second if the driver dies.

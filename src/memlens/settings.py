@@ -296,7 +296,7 @@ class LiveSettings(Settings):
 
 @dataclass(frozen=True)
 class ProbeSettings(Settings):
-    """Columns of the labeled texts, coefficients to read, and probes to fit."""
+    """Settings of a probe: columns of the labeled texts, coefficients to read, and sizes of the probes."""
 
     column: str = option("text", "Column that contains the text.", metavar="NAME")
     label: str = option("label", "Column that contains the label.", metavar="NAME")

@@ -314,7 +314,7 @@ def _placements(ones: NDArray[Any], others: NDArray[Any]) -> NDArray[np.float64]
 def correlation_estimate(x: NDArray[Any], y: NDArray[Any]) -> Estimate:
     """Return Pearson's correlation with Fisher's interval.
 
-    The estimate is 0 (-1 to 1) if an array is constant or if there are fewer than four pairs.
+    If an array is constant or there are fewer than four pairs, the estimate is 0 with the interval -1 to 1.
     """
     if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return Estimate(0.0, -1.0, 1.0)

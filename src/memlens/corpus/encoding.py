@@ -35,7 +35,7 @@ ROWS = pa.schema(
         ("cut", pa.int32()),
     ]
 )
-MOST_PROCESSES = 16  # reading and writing in this process is too slow for more
+MOST_PROCESSES = 16  # more processes would wait for this process to read and write
 _FIRST, _CHUNK = 1 << 14, 1 << 18  # characters of the first chunk and of later chunks, which double up to this size
 _LONG, _LONG_TOKENS = 1 << 22, 1 << 20  # minimum characters and tokens of a text for which processes are started
 _PASSAGE = 64  # characters to add to the size of each passage for the name of its source

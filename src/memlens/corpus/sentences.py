@@ -296,8 +296,8 @@ class Batch:
 def cut_batches(sentences: Sequence[tuple[int, np.ndarray]], batch_tokens: int, bos: int | None) -> list[Batch]:
     """Put every sentence (id, tokens) into one batch, longest first, then by id.
 
-    A batch has at most `batch_tokens` places including padding and BOS, and at least one sentence. It ends earlier if
-    shorter sentences would need too much padding and it is large enough for a forward pass.
+    A batch has at most `batch_tokens` places including padding and BOS, and at least one sentence. A batch that is
+    large enough for a forward pass ends earlier if the next sentence would need too much padding.
     """
     ordered = sorted(sentences, key=lambda sentence: (-len(sentence[1]), sentence[0]))
     widths = [len(tokens) + (bos is not None) for _, tokens in ordered]  # descending

@@ -1,4 +1,4 @@
-"""Stores the text of an index: as Parquet for users, and as flat arrays for the scan.
+"""The text of an index on disk, as Parquet for users and as flat arrays for the scan.
 
     corpus.parquet       sentence, text, tokens, ends, source, cut
     tokens.bin           all tokens, one sentence after another, int32
@@ -77,7 +77,7 @@ class CorpusStore:
 
     @classmethod
     def verified(cls, folder: Path) -> "CorpusStore":
-        """Open the store in a folder and verify all checksums. Raises IndexFolderError."""
+        """Open the store in a folder. Raises IndexFolderError if a checksum is wrong."""
         store = cls(folder)
         for name, facts in store.files.items():
             path = folder / name
@@ -118,7 +118,7 @@ class CorpusStore:
     def batches(
         self, count: Callable[[int, list[ScanSentence]], int], check_stop: Callable[[], None]
     ) -> NDArray[np.int32]:
-        """Return the number of batches in each window. `count(number, sentences)` computes it once."""
+        """Return the number of batches in each window. `count(number, sentences)` is called once per window."""
         path = self.folder / BATCHES
         if path.is_file():
             return read_batches(path)

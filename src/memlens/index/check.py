@@ -285,7 +285,7 @@ def restore_manifest(folder: Path) -> list[str]:
     except IndexFolderError as error:
         damage = error
         is_unreadable = error.__cause__ is not None and isinstance(error.__cause__.__cause__, OSError)
-        if path.exists() and is_unreadable:  # because of permissions, not damage
+        if path.exists() and is_unreadable:  # the permissions are wrong, so the manifest may be whole
             raise
     with lock_for_writing(folder / LOCK), explain_os_errors(folder):
         try:

@@ -3,7 +3,7 @@
     jsonl         statistics and triggers of MemoryRecord, named as in `memlens show --json`
     csv           one row per trigger
 
-DuckDB formats the lines, for as many memories at a time as fit in memory. Texts are written as they are in the corpus,
+DuckDB formats the lines of a group of memories at a time to bound memory. Texts are written as they are in the corpus,
 except that CSV prefixes a text with ' if a spreadsheet would read the text as a formula (text.harmless_cell).
 neuronpedia.py writes Neuronpedia's layout, which needs the model.
 """

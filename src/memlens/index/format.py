@@ -279,7 +279,7 @@ Checksums = dict[str, str | None]  # table -> its checksum when it was read
 
 
 class ValuesNote(msgspec.Struct, frozen=True):
-    """A note on how values.parquet and keys.parquet were made."""
+    """A note on how values.parquet and keys.parquet were computed."""
 
     top: Count = 0
     reading: str = ""
@@ -292,7 +292,7 @@ class ValuesNote(msgspec.Struct, frozen=True):
 
 
 class PatternsNote(msgspec.Struct, frozen=True):
-    """A note on how patterns.parquet and names.parquet were made. `content` is the whole note."""
+    """A note on how patterns.parquet and names.parquet were computed. `content` is the whole note."""
 
     top: Count
     rate: float
@@ -303,7 +303,7 @@ class PatternsNote(msgspec.Struct, frozen=True):
 
 
 class ExperimentNote(msgspec.Struct, frozen=True):
-    """A note on how tables of an experiment or of the pass over prefixes were made. `content` is the whole note."""
+    """A note on how the tables of an experiment or of the prefix pass were computed. `content` is the whole note."""
 
     seed: int | None = None
     sample: int | None = None
@@ -438,7 +438,7 @@ class Manifest:
 
     @property
     def values(self) -> ValuesNote:
-        """The note on how values were made, which is empty if they were not computed."""
+        """The note on how values were computed. The note is empty if they were not computed."""
         return self.document.values
 
     @property

@@ -215,7 +215,7 @@ def _read_manifest(where: Repository, download: Path) -> Manifest:
     try:
         return Manifest.read(download, "ask its owner to push again")
     except IndexFolderError as error:
-        path.unlink()  # otherwise the next pull would reuse it
+        path.unlink()  # otherwise the next pull would reuse this damaged file
         why = str(error).replace(str(path), "its manifest").replace(str(download), "it")
         raise HubError(f"the index in {where.name} cannot be read: {why}") from error
 
@@ -457,7 +457,7 @@ def write_card(index: Index, repo: str) -> str:
 
 
 def _front_matter(index: Index) -> list[str]:
-    """Return the metadata for the Hub: tags, and the tables for its viewer."""
+    """Return the card's metadata for the Hub: tags, and the tables that the Hub's viewer shows."""
     tables = [name for name in (*SCAN_TABLES, *OPTIONAL_TABLES, *DERIVED_TABLES) if name in index.manifest.files]
     lines = ["---", f"pretty_name: {json.dumps('Memories of ' + visible(index.manifest.model.name))}"]
     lines += ["tags:", "- memlens", "- interpretability", "- feed-forward", "configs:"]

@@ -308,7 +308,7 @@ def _without_name(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_undertrained(index: Index, tokens: Sequence[int]) -> frozenset[int]:
-    """Return those of the tokens that the model hardly saw in training, from tokens.parquet."""
+    """Return the tokens among these that the model hardly saw in training, from tokens.parquet."""
     if not index.has("tokens"):
         return frozenset()
     query = "SELECT token FROM {tokens} WHERE NOT trained AND token IN (SELECT unnest($1::INTEGER[]))"

@@ -302,7 +302,7 @@ class Index:
         return list(self.stream(query, parameters))
 
     def stream(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a DuckDB query, for results that are too large for a list. Arguments as in `sql`.
+        """Yield the rows of a DuckDB query one by one, for large results. The arguments are those of `sql`.
 
         Example:
             >>> sum(1 for row in index.stream("SELECT * FROM {memories}"))
@@ -318,7 +318,7 @@ class Index:
                     yield dict(zip(columns, row, strict=True))
 
     def arrays(self, query: str, parameters: Sequence[Any] = ()) -> dict[str, NDArray[Any]]:
-        """Return the columns of a DuckDB query as NumPy arrays. Arguments as in `sql`.
+        """Return the columns of a DuckDB query as NumPy arrays. The arguments are those of `sql`.
 
         Example:
             >>> index.arrays("SELECT max FROM {memories}")["max"].shape
@@ -437,11 +437,11 @@ class Index:
         """Return the triggers of several memories with their text, best first."""
         where = f"\"end\" = '{end}'" + ("" if limit is None else f" AND rank < {int(limit)}")
         rows = self.rows_of("triggers", memories, where=where, order="rank")
-        texts = iter(self.with_text([row for listed in rows.values() for row in listed]))
-        return {memory: TriggerList(islice(texts, len(listed))) for memory, listed in rows.items()}
+        texts = iter(self.with_text([row for memory_rows in rows.values() for row in memory_rows]))
+        return {memory: TriggerList(islice(texts, len(memory_rows))) for memory, memory_rows in rows.items()}
 
     def with_text(self, rows: Sequence[dict[str, Any]]) -> TriggerList:
-        """Return rows of a trigger table as triggers with their text. Queries the corpus once."""
+        """Return rows of a trigger table as triggers with their text. The corpus is queried once."""
         sentences = self.sentences(sorted({row["sentence"] for row in rows}))
         return TriggerList(trigger_of(row, sentences.get(row["sentence"]), self.vocabulary) for row in rows)
 
@@ -452,7 +452,7 @@ class Index:
         by_memory: dict[MemoryId, list[dict[str, Any]]] = {memory: [] for memory in memories}
         if not by_memory:
             return by_memory
-        places = {(memory.layer, self.names.number(memory)): listed for memory, listed in by_memory.items()}
+        places = {(memory.layer, self.names.number(memory)): rows for memory, rows in by_memory.items()}
         condition = "(layer, memory) IN (VALUES " + ", ".join(f"({layer}, {number})" for layer, number in places) + ")"
         if len(by_memory) == 1:  # an equality lets DuckDB skip row groups
             condition = " AND ".join(f"layer = {layer} AND memory = {number}" for layer, number in places)
@@ -537,8 +537,8 @@ class Index:
             with ExitStack() as stack:
                 for name, (schema, parts) in zip(names, tables.values(), strict=True):
                     (self.folder / name).parent.mkdir(exist_ok=True)
-                    written = fill_table(stack.enter_context(replacing(self.folder / name)), schema, parts)
-                    facts[name] = {**asdict(written), "made_with": made_with()}
+                    file_facts = fill_table(stack.enter_context(replacing(self.folder / name)), schema, parts)
+                    facts[name] = {**asdict(file_facts), "made_with": made_with()}
                 self.reload()
                 self._save(self.manifest.with_files({}, without=names))
             for name in names:
@@ -579,7 +579,7 @@ class Index:
 
 
 class _TableSources(dict[str, str]):
-    """Table name -> SQL that reads it, for str.format_map."""
+    """A mapping from the name of a table to SQL that reads the table, for str.format_map."""
 
     def __init__(self, index: Index) -> None:
         super().__init__()

@@ -159,8 +159,8 @@ def search(index: Index, query: SearchQuery) -> SearchResult:
         raise SettingError(f"--in is '{query.place}'; choose one of: {', '.join(PLACES)}")
     for option, homes in _HOMES.items():
         if getattr(query, option) and query.place not in homes:
-            shown = f"--{option.replace('_', '-')} is for --in {' or '.join(homes)}"
-            raise SettingError(f"{shown} and has no effect with --in {query.place}; leave it out")
+            purpose = f"--{option.replace('_', '-')} is for --in {' or '.join(homes)}"
+            raise SettingError(f"{purpose} and has no effect with --in {query.place}; leave it out")
     if not query.texts:
         return _list_memories(index, query)
     if query.place == "values":
@@ -273,15 +273,15 @@ def search_values(index: Index, query: SearchQuery, mode: str = "token") -> Sear
         raise SettingError("the query is empty; give the text of a token, like ' Paris'")
     index.path("values")  # a missing table is reported before unknown tokens
     tokens, note = _find_tokens(index, query.texts, mode)
-    counted = [0 if mode == "substring" else query_number for query_number in tokens.values()]
+    query_numbers = [0 if mode == "substring" else number for number in tokens.values()]
     names, numbers = _VALUE_COLUMNS["bottom" if query.bottom else "top"]
     order = "best, sum_p" if query.bottom else "best, sum_p DESC"
     sql = _VALUES.format(tokens=names, p=numbers, condition=query.condition(index, "v"), order=order)
-    rows = index.sql(sql, [list(tokens), counted, query.limit])
+    rows = index.sql(sql, [list(tokens), query_numbers, query.limit])
 
     def hit(row: dict[str, Any], name: MemoryId, summary: str | None) -> ValueHit:
-        listed = tuple(ListedToken(text=index.vocabulary[token["token"]], **token) for token in row["found"])
-        return ValueHit(name, summary, row["sum_p"], row["best"], listed, row["coherence"])
+        matches = tuple(ListedToken(text=index.vocabulary[token["token"]], **token) for token in row["found"])
+        return ValueHit(name, summary, row["sum_p"], row["best"], matches, row["coherence"])
 
     return _result(index, query, rows, hit, note)
 
@@ -315,8 +315,8 @@ def _describe_split(text: str, readings: set[str]) -> str:
     split = _split_into_tokens(text, readings)
     if not split:
         return f"{text!r} is neither a token of this model nor a sequence of tokens; {advice}"
-    shown = [*map(repr, split[:_MOST_PIECES]), *["…"] * (len(split) > _MOST_PIECES)]
-    return f"{text!r} is not a token of this model but can be split into {' + '.join(shown)}; {advice}"
+    pieces = [*map(repr, split[:_MOST_PIECES]), *["…"] * (len(split) > _MOST_PIECES)]
+    return f"{text!r} is not a token of this model but can be split into {' + '.join(pieces)}; {advice}"
 
 
 def _split_into_tokens(text: str, readings: set[str]) -> list[str] | None:
@@ -345,8 +345,8 @@ def _split_into_tokens(text: str, readings: set[str]) -> list[str] | None:
 # earlier than the first occurrence of the text in its sentence. Position -1 is BOS alone, which has no text.
 _TRIGGERS = """
 WITH hit AS MATERIALIZED (
-    SELECT sentence, text, ends, strpos({text}, {wanted}) + length({wanted}) - 1 AS least_end
-    FROM {{corpus}} WHERE contains({text}, {wanted})
+    SELECT sentence, text, ends, strpos({text}, {pattern}) + length({pattern}) - 1 AS least_end
+    FROM {{corpus}} WHERE contains({text}, {pattern})
 ), matching AS (
     SELECT t.layer, t.memory, t."end", t.rank, struct_pack(rank := t.rank, coefficient := t.coefficient,
            sentence := t.sentence, position := t.position, next_token := t.next_token) AS trigger
@@ -365,12 +365,12 @@ def _search_triggers(index: Index, query: SearchQuery) -> SearchResult:
     if not query.text:
         raise SettingError("the text to search for is empty; give at least one character")
     ignores = query.text == query.text.lower() if query.ignore_case is None else query.ignore_case
-    text, wanted = ("lower(text)", "lower($1)") if ignores else ("text", "$1")
+    text, pattern = ("lower(text)", "lower($1)") if ignores else ("text", "$1")
     stop = "hit.ends[t.position + 1]"
     sql = _TRIGGERS.format(
         text=text,
-        wanted=wanted,
-        matches=f"suffix(left({text}, {stop}), {wanted})" if query.ends else f"{stop} >= hit.least_end",
+        pattern=pattern,
+        matches=f"suffix(left({text}, {stop}), {pattern})" if query.ends else f"{stop} >= hit.least_end",
         condition=query.condition(index, "t"),
     )
     rows = index.sql(sql, [query.text, query.limit])

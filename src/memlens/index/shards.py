@@ -196,15 +196,15 @@ def _check_plans(shards: Sequence[Shard]) -> None:
 
 def _check_numbers(shards: Sequence[Shard]) -> None:
     """Raise IndexFolderError unless every shard is there exactly once."""
-    seen: dict[int, Path] = {}
+    folders: dict[int, Path] = {}
     for shard in shards:
-        if shard.id.number in seen:
+        if shard.id.number in folders:
             raise IndexFolderError(
-                f"{seen[shard.id.number]} and {shard.folder} are both shard {shard.id}; give each shard once"
+                f"{folders[shard.id.number]} and {shard.folder} are both shard {shard.id}; give each shard once"
             )
-        seen[shard.id.number] = shard.folder
+        folders[shard.id.number] = shard.folder
     total = shards[0].id.of
-    missing = [str(number) for number in range(1, total + 1) if number not in seen]
+    missing = [str(number) for number in range(1, total + 1) if number not in folders]
     if missing:
         names = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         raise IndexFolderError(

@@ -108,20 +108,20 @@ class JoinedParts:
 def write_scan_tables(folder: Path, scanned: JoinedParts, store: CorpusStore) -> dict[str, FileFacts]:
     """Write the tables of a scan with one layer at a time in memory."""
     statistics = (_statistics(scan, scanned.prefixes) for scan in scanned.layers)
-    written = {
+    facts = {
         TRIGGERS: write_table(folder / TRIGGERS, TRIGGERS_SCHEMA, _triggers(scanned.layers, store)),
         ORDINARY: write_table(folder / ORDINARY, ORDINARY_SCHEMA, _ordinary(scanned.layers, store)),
         MEMORIES: write_table(folder / MEMORIES, MEMORIES_SCHEMA, statistics),
     }
-    written[COUNTS] = write_table(folder / COUNTS, COUNTS_SCHEMA, (_counts(scan) for scan in scanned.layers))
+    facts[COUNTS] = write_table(folder / COUNTS, COUNTS_SCHEMA, (_counts(scan) for scan in scanned.layers))
     if scanned.is_gated:
-        written[QUADRANTS] = write_table(folder / QUADRANTS, QUADRANTS_SCHEMA, _quadrants(scanned.layers, store))
+        facts[QUADRANTS] = write_table(folder / QUADRANTS, QUADRANTS_SCHEMA, _quadrants(scanned.layers, store))
     if scanned.is_mixture:
         routed = [(scan.layer, scan.routing) for scan in scanned.layers if scan.routing is not None]
         experts = (_experts(*layer, scanned.prefixes) for layer in routed)
-        written[EXPERTS] = write_table(folder / EXPERTS, EXPERTS_SCHEMA, experts)
-        written[ROUTING] = write_table(folder / ROUTING, ROUTING_SCHEMA, (_routing(*layer, store) for layer in routed))
-    return written
+        facts[EXPERTS] = write_table(folder / EXPERTS, EXPERTS_SCHEMA, experts)
+        facts[ROUTING] = write_table(folder / ROUTING, ROUTING_SCHEMA, (_routing(*layer, store) for layer in routed))
+    return facts
 
 
 def write_vocabulary(folder: Path, tokenizer: Tokenizer, size: int) -> FileFacts:
@@ -138,7 +138,7 @@ def is_dead(scan: LayerScan) -> NDArray[np.bool_]:
 
 
 def prefixes_seen(scan: LayerScan, prefixes: int) -> NDArray[np.int64]:
-    """Return the number of prefixes that reached each memory, [memories]. Routing limits those of an expert."""
+    """Return the number of prefixes that reached each memory, [memories]. Only routed prefixes reach an expert."""
     seen = np.full(len(scan.totals.total), prefixes, np.int64)
     if scan.routing is not None:
         routed = np.repeat(scan.routing.chosen, scan.size)

@@ -1,8 +1,8 @@
 """The blocks of a running network: which modules they are, how they are called, and how to run one block alone.
 
-Blocks are re-run in float32 regardless of the model's dtype, so the proof is equally strict for a bfloat16 model. The
-input of a re-run is the network's own states in the first row of the batch, and noise of the same size in the others.
-`ProductMode` records the products of a block's parameters, including those that no module makes.
+Blocks are re-run in float32 regardless of the model's dtype, so the proof is equally strict for a bfloat16 model. In a
+re-run, the first row of the batch holds the network's own states, and the other rows hold noise of the same size.
+`ProductMode` records the products of a block's parameters, including products that no module computes.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def first_input(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
 def with_first_input(
     arguments: tuple[Any, ...], keywords: dict[str, Any], inputs: Tensor
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments with the first tensor replaced."""
+    """Return the arguments with `inputs` in place of the first tensor."""
     first = first_input(arguments, keywords)
     place = next((number for number, value in enumerate(arguments) if value is first), None)
     if place is None:

@@ -110,7 +110,7 @@ class _Discovery:
         This is much faster than a search, and most blocks of a network differ only in their weights.
         """
         plain = [group for group in template.groups if isinstance(group, LinearGroup) and _is_plain(group)]
-        # the input of a parallel block does not depend on its output, so a different scale would go unnoticed
+        # A parallel block's input does not depend on its output, so a different scale would go unnoticed.
         if not plain or len(plain) < len(template.groups) or isinstance(template.scale, Tensor) or template.parallel:
             return None
         paths = {module: name for name, module in template.block.named_modules()}
@@ -303,7 +303,7 @@ class _Discovery:
         return scaled_groups
 
     def _token_gate(self, group: MemoryGroup, reached: Tensor, source: Tensor) -> TokenGate | None:
-        """Return the gate per token that multiplies a group, if it is the sigmoid of a linear map of x."""
+        """Return the gate that scales a group at each token, or None if it is not the sigmoid of a linear map of x."""
         if not isinstance(group, LinearGroup):
             return None
         factor = (reached * source).sum(-1, keepdim=True) / source.square().sum(-1, keepdim=True).clamp_min(1e-30)

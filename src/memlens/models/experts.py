@@ -2,7 +2,7 @@
 
 transformers stores the experts of a layer as stacked tensors in one module and accepts registered functions that run
 them. `run_experts` loops over the experts in the same order and with the same products as the module's own code, so its
-output is bit-identical. Between the key and value projections it exposes the coefficients.
+output is bit-identical. Between the key and value projections, `run_experts` exposes the coefficients.
 
 The output of an expert for a token is w (m V + b), with w the router's weight. The coefficient is w m. The bias w b
 belongs to no memory.
@@ -85,7 +85,7 @@ class ExpertGroup(MemoryGroup):
 
     @property
     def _inward(self) -> Tensor:
-        """The rows of the keys, or of gate and up together, [size or 2 * size, d]."""
+        """The rows of the keys [size, d], or of gate and up together [2 * size, d]."""
         stacked = self.experts.gate_up_proj if self.gated else self.experts.up_proj
         rows: Tensor = stacked.detach()[self.expert]
         return rows.T if self.experts.is_transposed else rows

@@ -191,7 +191,7 @@ _EXCLUDED_FROM_FINGERPRINT = (
 
 
 class HuggingFaceModel(MemoryModel):
-    """A `PreTrainedModel` with a language modelling head, in evaluation mode."""
+    """A `PreTrainedModel` with a language modeling head, in evaluation mode."""
 
     def __init__(self, network: Any, tokenizer: Tokenizer | None, *, name: str, source: str) -> None:
         self.config: Config = network.config

@@ -80,8 +80,8 @@ def describe(model: MemoryModel) -> ModelInfo:
 def count_parameters(model: str | os.PathLike[str]) -> int | None:
     """Return the number of parameters of a checkpoint without loading it, or None if it cannot be determined.
 
-    The network of the configuration is built on torch's meta device. The count of a fairseq checkpoint is estimated
-    from the size of its file.
+    A network without weights is built from the configuration. The count of a fairseq checkpoint is estimated from the
+    size of its file.
     """
     name = os.fspath(model)
     try:

@@ -1,9 +1,9 @@
 """Norms, the lens from states and values to vocabulary scores, and the cases of the paper's Figure 11.
 
 A state (r or o) is read as the model reads it: final norm, output embedding E, bias. A value is a direction, not a
-state, so only the linear part applies, without bias. The reading `folded` is (v * gain) E, with v centered first if the
-final norm is a LayerNorm, and with a post-norm's gain folded in before that. The reading `raw` is v E. y, which a block
-adds to the stream, is a sum of values and is read like one.
+state, so only the linear part applies, without bias. The reading `folded` is (v * gain) E. If there is a post-norm, its
+gain is applied to v first. If the final norm is a LayerNorm, v is then centered. The reading `raw` is v E. The
+addition y of a block is a sum of values and is read like a value.
 """
 
 from collections.abc import Sequence
@@ -137,7 +137,10 @@ class Lens:
 
     @property
     def embedding(self) -> Tensor:
-        """The output embedding E times its constants, [vocabulary, d], float32 or finer. Copied only if converted."""
+        """The output embedding E times its constants, [vocabulary, d], float32 or finer.
+
+        The result is a copy only if a constant or a conversion applies.
+        """
         return self._scaled(at_least_float32(self._output_weight))
 
     @property
@@ -205,7 +208,10 @@ class Lens:
         return self.folded_scores(additions if self.final_norm is None else self.final_norm.folded(additions))
 
     def folded_scores(self, vectors: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return scores [n, vocabulary] of vectors [n, d] from `folded`, in `out` if given. Layers may be mixed."""
+        """Return scores [n, vocabulary] of vectors [n, d] from `folded`, in `out` if given.
+
+        The vectors may come from several layers.
+        """
         with torch.no_grad():
             return torch.matmul(vectors, self.embedding.T, out=out)
 

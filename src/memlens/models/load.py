@@ -542,31 +542,31 @@ def _check_layer_counts(settings: Any, name: str) -> None:
             raise ModelError(f"{name}: {key} is {value} in config.json, more layers than any model has")
 
 
-def _check_sizes(name: str, config: Config, stored: Mapping[str, torch.Tensor], size: int) -> None:
+def _check_sizes(name: str, config: Config, tensors: Mapping[str, torch.Tensor], size: int) -> None:
     """Raise ModelError if the stored tensors do not fit the configuration, before memory is allocated.
 
     Args:
         name: Name of the model in error messages.
         config: The configuration.
-        stored: The stored tensors, without data.
+        tensors: The stored tensors, without data.
         size: The size of the weight files in bytes.
     """
-    if not stored:
+    if not tensors:
         return  # loading reports the missing file
     layers = getattr(text_config(config), "num_hidden_layers", 0)
-    if layers > len(stored):
+    if layers > len(tensors):
         raise ModelError(
-            f"{name}: config.json describes {layers:,} layers, but there are only {len(stored):,} tensors; "
+            f"{name}: config.json describes {layers:,} layers, but there are only {len(tensors):,} tensors; "
             "use the configuration that belongs to them"
         )
     network = network_without_weights(config, name)
     required = sum(parameter.numel() for parameter in network.parameters())
     if quantization(config) == "mxfp4":  # two weights per byte
         available = min(
-            sum(tensor.numel() * (1 + (tensor.dtype == torch.uint8)) for tensor in stored.values()), 2 * size
+            sum(tensor.numel() * (1 + (tensor.dtype == torch.uint8)) for tensor in tensors.values()), 2 * size
         )
     else:
-        available = min(sum(tensor.numel() for tensor in stored.values()), size // 2)  # at least two bytes per number
+        available = min(sum(tensor.numel() for tensor in tensors.values()), size // 2)  # at least two bytes per number
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
     if required > 2 * available or buffers > _MOST_BUFFERS + size:  # tied embeddings are stored once
         raise ModelError(
@@ -576,8 +576,8 @@ def _check_sizes(name: str, config: Config, stored: Mapping[str, torch.Tensor], 
     body = f"{network.base_model_prefix}."
     for parameter, _ in network.named_parameters():
         for key in (parameter, parameter.removeprefix(body)):
-            if key in stored and stored[key].dtype not in _REAL:
-                kind = str(stored[key].dtype).removeprefix("torch.")
+            if key in tensors and tensors[key].dtype not in _REAL:
+                kind = str(tensors[key].dtype).removeprefix("torch.")
                 raise UnsupportedModel(
                     f"the weights of {name} are quantized ({kind} in {key}); use the unquantized checkpoint"
                 )

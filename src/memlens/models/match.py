@@ -1,8 +1,9 @@
 """Search for the keys of a down projection: the linear maps and the activation that compute its input.
 
-The search uses the recorded calls of a block, not the names of modules. It tries every map that could be a key, every
-pair that could be gate and up, and both halves of every map that could fuse the two, with every activation, and keeps
-the closest. The result is a proposal. proof.py checks it with a much smaller tolerance.
+The search uses the recorded calls of a block, not the names of modules. Candidates are all maps that could be keys, all
+pairs that could be gate and up, and both halves of all maps that could fuse gate and up. The search tries each
+candidate with each activation and keeps the closest. The result is a proposal, which proof.py checks with a much
+smaller tolerance.
 """
 
 from __future__ import annotations

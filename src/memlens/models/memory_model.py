@@ -175,7 +175,7 @@ class MemoryModel(ABC):
         self._latest_probe = None
 
     def running(self) -> AbstractContextManager[None]:
-        """Return a context for every pass through the network or a part of it. All such passes give the same bits."""
+        """Return a context for passes through the network or a part of it. All passes inside it give the same bits."""
         return nullcontext()
 
     @abstractmethod
@@ -186,7 +186,7 @@ class MemoryModel(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return a SHA-256 of configuration, tokenizer and parameters. It does not depend on the model's location."""
+        """Return a SHA-256 of configuration, tokenizer and parameters. The model's location has no effect."""
 
     def save(self, folder: "Path") -> None:
         """Write the current weights, the configuration and the tokenizer as a safetensors checkpoint."""

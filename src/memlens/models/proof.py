@@ -1,4 +1,4 @@
-"""The proof, at load time, that the coefficients, keys, values and stream of memlens are what the network computes.
+"""A proof at load time that the network computes the coefficients, keys, values and stream that memlens reports.
 
 Every layer is computed twice: by the network's own modules (block by block, in float32 regardless of the model's
 dtype), and by the paper's formulas from the tensors of `MemoryLayer` and `Lens`. The input of a block is two rows of 8
@@ -294,7 +294,7 @@ def find_unseen_part(
     products: Sequence[Product],
     o: Tensor,
 ) -> str | None:
-    """Describe a part of the block that processes each position alone and is not one of its memories, or return None.
+    """Describe a part of the block that processes each position alone without being memories. None if there is none.
 
     Args:
         layer: The memories of the block.
@@ -371,9 +371,8 @@ class _PinnedBlock:
 
     def writers(self, products: Sequence[Product], o: Tensor) -> list[Product]:
         """Return the products whose output reaches the stream through no other product."""
-        if not products or torch.equal(
-            rows_of(self._run(products)[0]), o
-        ):  # usually there are no writers, which one run shows
+        # usually there are no writers, and a single run shows this
+        if not products or torch.equal(rows_of(self._run(products)[0]), o):
             return []
         return [product for product in products if not torch.equal(rows_of(self._run([product])[0]), o)]
 
@@ -434,7 +433,7 @@ def second_calls(model: MemoryModel, calls: Sequence[BlockCall]) -> list[BlockCa
 
 
 def _extend_return_value(call: BlockCall, states: Tensor) -> Any:
-    """Return the block's recorded return value with these states. Other tensors by position are repeated to match."""
+    """Return the block's recorded return value with these states. Its other tensors are repeated to the same length."""
     places = torch.arange(states.shape[1]) % call.shape[1]
 
     def extend(value: Any) -> Any:

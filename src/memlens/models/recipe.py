@@ -1,4 +1,4 @@
-"""The model of worker processes, which load it again from its source or receive a copy."""
+"""Recipes for worker processes: how they load the model again from its source, or receive a copy."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ class ModelLoader:
 
     device: str
     threads: int
-    source: str = ""  # argument of load(); "" if there is a copy
+    source: str = ""  # argument of load(); empty if the worker receives a copy
     dtype: str = "float32"
-    tokenizer: Any = None  # None if the model's files contain it
+    tokenizer: Any = None  # None if the model's files contain the tokenizer
     device_map: Any = None
     fingerprint: str = ""
     copy: bytes = b""  # the pickled model

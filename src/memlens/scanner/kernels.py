@@ -14,14 +14,14 @@ state of a layer, in tiles of COLUMNS columns and groups of up to SENTENCES sent
 5. Add the prefixes of a random sample to the histograms and to the example prefixes (`sample_block_`).
 
 Lists have a total order: higher score, then lower sentence, then lower position. Sums are whole numbers, and the sample
-depends on seed, sentence and position. All of it is therefore the same in any order of blocks, batches and merges.
+depends on seed, sentence and position. The state is therefore the same in any order of blocks, batches and merges.
 
 A list entry is a 64-bit key and a position. The high 32 bits of the key are those of a positive float32 score. The low
 32 bits are the complement of the sentence number. Comparing two keys as integers therefore compares scores first, then
 sentences. The key of an empty entry is 0. At the bottom end, scores are coefficients times -1.
 
-Numba turns loops into vector code if they have no branches. That is why conditional expressions, float32 counters and
-unrolled rows appear below, and why arrays are filled by assignment and not passed through functions.
+Numba turns loops into vector code only if they have no branches. The loops below therefore use conditional expressions,
+float32 counters and unrolled rows, and fill arrays by assignment.
 """
 
 from __future__ import annotations
@@ -110,11 +110,11 @@ class Lists(NamedTuple):
         return Lists(self.keys[memories], self.positions[memories], self.filled[memories])
 
     def scores(self) -> NDArray[np.float32]:
-        """Return the scores [memories, top]; 0 in empty entries."""
+        """Return the scores [memories, top]. Empty entries have a score of 0."""
         return (self.keys >> np.uint64(32)).astype(np.uint32).view(np.float32)
 
     def sentences(self) -> NDArray[np.int64]:
-        """Return the sentences [memories, top]; undefined in empty entries."""
+        """Return the sentences [memories, top]. The numbers in empty entries have no meaning."""
         return (np.uint64(0xFFFFFFFF) - (self.keys & np.uint64(0xFFFFFFFF))).astype(np.int64)
 
 
@@ -172,8 +172,8 @@ class Quadrants(NamedTuple):
     after Gerstner and Schütze, https://arxiv.org/abs/2505.17936. The sign of u follows from those of coefficient and
     f(g), so the loops only compare coefficients and gates with 0. A coefficient of 0 has no quadrant.
 
-    The order of quadrants is: gate open (above 0) and coefficient above 0, open and below 0, closed and above 0, closed
-    and below 0.
+    A gate is open if it is above 0, otherwise closed. The order of quadrants is: gate open and coefficient positive,
+    open and negative, closed and positive, closed and negative.
     """
 
     counts: IntArray  # [memories, 4] int64
@@ -363,9 +363,9 @@ def _group_end(starts: IntArray, first: int, one_a_sentence: bool) -> int:
 
 @compiled
 def add_sums_(totals: Totals, sums: Sums, start: int, width: int) -> int:
-    """Add the sums of the first `width` columns to memories `start` and up. Adds none if one sum is not finite.
+    """Add the sums of the first `width` columns to the memories from `start` on. Returns a status.
 
-    Returns a status.
+    If one of the sums is not finite or too large, nothing is added.
     """
     status = FINE
     for c in range(width):
@@ -388,7 +388,7 @@ def add_sums_(totals: Totals, sums: Sums, start: int, width: int) -> int:
 
 @compiled_part
 def worse_status(status: int, other: int) -> int:
-    """Combine two statuses: the first column that is not finite, otherwise TOO_LARGE if one status is TOO_LARGE."""
+    """Return the worse status: the first column that is not finite, or else TOO_LARGE, or else FINE."""
     if status >= 0 and other >= 0:
         return min(status, other)
     return max(status, other) if status >= 0 or other >= 0 else min(status, other)

@@ -1,7 +1,7 @@
 """The state of a scan: statistics and triggers of every layer, the batches they come from, and its parts on disk.
 
-States of disjoint batches can be merged in any order with the same bits. A part is a saved state in partial/parts. The
-parts record the progress: a batch in a part is not scanned again.
+The order in which states of disjoint batches are merged does not change the bits. A part is a saved state in
+partial/parts. Parts record the progress, because a batch in a part is not scanned again.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class DoneBatches:
         return remaining
 
     def contains_all(self, counts: Sequence[int] | NDArray[np.integer[Any]]) -> bool:
-        """Return True if the set contains every batch. `counts` are the numbers of batches in the windows."""
+        """Return True if the set contains every batch of a plan. `counts` has the number of batches of each window."""
         return all(not self.remaining(BatchRange(w, 0, int(count))) for w, count in enumerate(counts))
 
     def array(self) -> NDArray[np.int64]:
@@ -111,14 +111,14 @@ def remaining_ranges(
 
 
 class ShardNumber(NamedTuple):
-    """Shard `number` (from 1) of `of`: every `of`-th range of batches."""
+    """The number of a shard, from 1, and the number of shards. Shard k of n scans every n-th range of batches."""
 
     number: int
     of: int
 
     @classmethod
     def parse(cls, text: str) -> ShardNumber:
-        """Parse a text like 3/16, the third of sixteen shards. Raises SettingError."""
+        """Parse a text like 3/16, the third of sixteen shards. Raises SettingError for any other text."""
         number, slash, of = text.strip().partition("/")
         if not slash or not all(n.isascii() and n.isdecimal() and len(n) < 7 for n in (number, of)):
             raise SettingError(f"--shard is '{text}'; write it like 3/16: the third of sixteen shards")
@@ -208,7 +208,7 @@ def restore_layer_(scan: LayerScan, saved: Mapping[str, NDArray[Any]]) -> None:
 
 
 class PartFolder:
-    """The parts of a scan. Only the driver writes to it."""
+    """The folder with the parts of a scan. Only the driver writes to the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
