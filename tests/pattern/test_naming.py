@@ -1,6 +1,8 @@
 """Names: the best patterns by evidence, words as in the text, and the endings of memories without a clear pattern."""
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,41 +10,93 @@ from index_by_hand import write_index
 from memlens.index.memory import read_patterns, read_summary
 from memlens.index.reader import Index
 from memlens.pattern.following import FollowingTokens
-from memlens.pattern.naming import Pattern, name_memory
+from memlens.pattern.naming import UNCLEAR, Pattern, join_endings, name_memory
 from memlens.pattern.score import Scores
 from memlens.pattern.table import compute_patterns
 
 VOCABULARY = [" fun", " rain"]
 
 
-def pattern(name: str, auroc: float | None, kind: str = "shallow", members: int = 0b111, sense: int = 0) -> Pattern:
-    token = 0 if kind == "next" else None
-    return Pattern(name, kind, name, members, 0.1, 0.0, Scores(auroc, None), sense, token)
+def pattern(
+    name: str,
+    auroc: float | None,
+    kind: str = "shallow",
+    members: int = 25,
+    *,
+    place: str = "",
+    skip: int = 0,
+    **fields: Any,
+) -> Pattern:
+    """Return a pattern of `members` triggers after the first `skip`, with many further prefixes in the text."""
+    token, mask = 0 if kind == "next" else None, ((1 << members) - 1) << skip
+    fields = {"share": 0.01, "further": 1000.0, **fields}
+    return Pattern(name, kind, name, mask, q=0.0, scores=Scores(auroc, None), token=token, place=place, **fields)
 
 
-def test_the_two_patterns_with_the_best_evidence_make_the_name() -> None:
-    patterns = [pattern("a", 0.71), pattern("b", 0.95), pattern("c", 0.8), pattern("d", 0.7)]
-    assert name_memory(patterns, FollowingTokens(), [("of", 5)], VOCABULARY, 25, 25) == ("b, c", 0.95)
-    patterns[1] = pattern("b", 0.95, sense=1)
-    assert name_memory(patterns, FollowingTokens(), [], VOCABULARY, 25, 25)[0] == "b or c"
+def name_of_patterns(*patterns: Pattern, held: int = 25) -> str:
+    return name_memory(patterns, FollowingTokens(), [], VOCABULARY, 25, held)[0]
+
+
+def test_two_clear_patterns_about_different_things_make_the_name() -> None:
+    patterns = [pattern("a", 0.75, "semantic"), pattern("b", 0.95, place="last"), pattern("c", 0.9, place="last")]
+    name, evidence = name_memory(patterns, FollowingTokens(), [("of", 5)], VOCABULARY, 25, 25)
+    assert name == "b; a" and evidence == pytest.approx(0.95)
+    assert name_of_patterns(pattern("c", 0.7, place="before"), patterns[1]) == "b"
+
+
+def test_a_pattern_of_few_triggers_is_no_name() -> None:
+    """Before, 'ends inside a word with "ur"' was the name of a memory with 3 such triggers of 25."""
+    assert name_of_patterns(pattern("a", 0.95, members=3), pattern("b", 0.8, members=20, share=0.2)) == "b"
+
+
+def test_the_more_specific_pattern_comes_before_one_with_more_evidence() -> None:
+    """Before, a memory whose triggers end with a quotation mark was named "a plural before the last word"."""
+    quote, plural = pattern("quote", 0.9, place="last"), pattern("plural", 0.93, place="last", share=0.06)
+    assert name_of_patterns(plural, quote) == "quote"
+
+
+def test_a_wording_that_the_triggers_use_up_cannot_be_held_out() -> None:
+    rare = pattern("tens", 0.5, members=21, place="last", further=2.0)
+    assert name_of_patterns(rare) == "tens" and name_of_patterns(replace(rare, further=40.0)) == UNCLEAR
+    half = pattern("cat", 0.68, members=17, place="last", further=15.0)  # 9 of the 15 further ones are held out
+    rate = (2 * 0.68 - 1 + 0.01) * 25 / 15
+    assert half.evidence(25, 25) == pytest.approx(0.5 + (rate - 0.01) / 2) and name_of_patterns(half) == "cat"
+
+
+def test_endings_of_different_triggers_form_one_pattern() -> None:
+    """Before, a memory with the endings did, could and should was named by the words before them."""
+    endings = [pattern("did", 0.69, members=10, ending='"did"', place="last"),
+               pattern("could", 0.66, members=9, skip=10, ending='"could"', place="last"),
+               pattern("it did", 0.6, members=4, ending='"it did"', place="last"),
+               pattern("should", 0.55, members=5, skip=19, ending='"should"', place="last")]  # fmt: skip
+    assert name_of_patterns(*endings[::-1]) == 'ends with "did", "could" or "should"'
+    joined = join_endings(endings)
+    assert joined is not None and len(joined.ranks) == 24 and joined.scores.auroc == pytest.approx(0.5 + 0.4)
+    assert join_endings(endings[:1]) is None and join_endings([endings[0], endings[2]]) is None
+
+
+def test_a_subject_needs_triggers_and_held_out_triggers() -> None:
+    assert name_of_patterns(pattern("s", 0.95, "semantic", 6)) == UNCLEAR
+    assert name_of_patterns(pattern("s", 0.6, "semantic")) == UNCLEAR
+    assert name_of_patterns(pattern("s", 0.6, "semantic"), held=5) == "s"  # too few held-out triggers
 
 
 def test_without_a_clear_pattern_the_name_is_its_endings() -> None:
-    patterns = [pattern("a", 0.7), pattern("b", None)]
+    patterns = [pattern("a", 0.7), pattern("b", None, members=3)]
     name = name_memory(patterns, FollowingTokens(), [("of", 5), ("The", 2)], VOCABULARY, 25, 25)
     assert name == ('no clear pattern; common endings: "of" (5), "The" (2)', None)
     assert name_memory([], FollowingTokens(), [], VOCABULARY, 25, 25) == ("no clear pattern", None)
 
 
 def test_with_few_held_out_triggers_the_triggers_themselves_are_evidence() -> None:
-    patterns = [pattern("a", 0.1, members=(1 << 20) - 1)]
+    patterns = [pattern("a", 0.1, members=20, share=0.1)]
     assert name_memory(patterns, FollowingTokens(), [], VOCABULARY, 25, 9) == ("a", pytest.approx(0.5 + 0.7 / 2))
     assert name_memory(patterns, FollowingTokens(), [], VOCABULARY, 25, 10)[1] is None
 
 
 @pytest.mark.parametrize(
     ("promoted", "auroc", "name"),
-    [((0, 1), 0.9, "before (3 of 25, promoted by its value)"), ((1,), 0.9, "before (3 of 25)"),
+    [((0, 1), 0.9, "before (25 of 25, promoted by its value)"), ((1,), 0.9, "before (25 of 25)"),
      ((0,), 0.6, 'no clear pattern; before "fun" (3 of 25, promoted by its value)'), ((1,), 0.6, "no clear pattern")],
 )  # fmt: skip
 def test_a_name_says_if_the_value_promotes_what_follows(promoted: tuple[int, ...], auroc: float, name: str) -> None:

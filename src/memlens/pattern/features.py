@@ -85,7 +85,7 @@ _LISTS = {
 _WORDS = {name: frozenset(words.split()) for name, words in _LISTS.items()}
 
 
-_FUNCTION = (
+FUNCTION_LISTS = (
     *("a personal pronoun", "a possessive", "a relative or question word", "a modal verb", "a form of be"),
     *("a form of have", "an article", "a demonstrative", "a preposition", "a conjunction"),
 )
@@ -94,7 +94,7 @@ _FUNCTION = (
 def is_content_word(word: str) -> bool:
     """Return True if a lower-case word has three letters or more, or is not ASCII, and is no function word."""
     has_letters = word.isalpha() and (len(word) > 2 or not word.isascii())
-    return has_letters and not any(word in _WORDS[name] for name in _FUNCTION)
+    return has_letters and not any(word in _WORDS[name] for name in FUNCTION_LISTS)
 
 
 def lists_of(word: str) -> list[str]:

@@ -91,7 +91,7 @@ def find_patterns(
     significant = find_significant(texts, triggers, settings, progress)
     features = list(significant.candidates(texts, len(triggers.rows)))
     vectors = word_vectors(index, texts.words, settings.seed)
-    describer = Describer(texts, vectors, index.vocabulary)
+    describer = Describer(texts, vectors, index.vocabulary, index.manifest.counts.prefixes)
     candidates = [
         [c for c in own if c.feature.kind != NEXT and describer.is_nameable(c, triggers.rows[m])]
         for m, own in enumerate(features)

@@ -3,10 +3,20 @@
 Words are written in their most frequent spelling. The last word of a prefix is completed from the text if the prefix
 ends inside it.
 
-A name consists of the one or two patterns with the best evidence above CLEAR. Evidence is the AUROC on held-out
-triggers against random prefixes (score). With fewer than ENOUGH held-out triggers it is estimated on the triggers
-themselves. Other memories are called "no clear pattern", with their most common endings. A name says if a recurring
-next token is among the first tokens of the memory's value.
+A name consists of one or two clear patterns:
+
+ 1. The rate of a pattern is its share of the triggers or of the held-out triggers, whichever is smaller. Held-out
+    triggers cannot have a wording that the triggers have used up, so their share is taken of those that can: the text
+    has N prefixes with the wording, n of them are triggers, and at most N - n held-out triggers have it. Below ENOUGH
+    of them, only the triggers count.
+ 2. The evidence is the AUROC of such a pattern, (1 + rate - share) / 2, with its share of random prefixes. A subject
+    has no more evidence than the AUROC of its held-out triggers. A pattern is clear if its evidence exceeds CLEAR.
+ 3. Endings of different words form one pattern: ends with "did", "could" or "should".
+ 4. The name starts with the pattern that says most: the divergence of the rate from the share of random prefixes,
+    rate log(rate / share) + (1 - rate) log((1 - rate) / (1 - share)). A second one describes something else.
+
+Other memories are called "no clear pattern", with their most common endings. A name says if a recurring next token is
+among the first tokens of the memory's value.
 """
 
 from __future__ import annotations
@@ -14,6 +24,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from math import log
+from operator import or_
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +42,12 @@ from memlens.stats import binomial_tail, upper_share
 
 CLEAR = 0.7
 UNCLEAR = "no clear pattern"
-_NAMED = 2  # maximum number of patterns in a name
 _ENDINGS = 3  # number of endings to list for a memory without a clear pattern
+_JOINED = 4  # maximum number of endings in one pattern
+_RAREST = 1e-3  # below this share of random prefixes, rarity does not change the order
 _MOSTLY = 0.5  # minimum share of a pattern's prefixes
+_PLACES = {"before": "before", "opening": "sentence", "early": "sentence", "inside": "sentence"}
+_ORDER = ("last", "before", "", "sentence", "semantic", NEXT)  # order of patterns in a name, by what they describe
 _UNLIKELY = 1e-4  # highest p-value of a content word that describes a subject
 
 
@@ -48,10 +64,18 @@ class Pattern:
     scores: Scores  # scores on held-out triggers
     sense: int = 0  # patterns of one sense share most of their prefixes
     token: int | None = None  # the next token, for a pattern of kind "next"
+    place: str = ""  # what a wording describes: "last", "before", "sentence", or "" for words anywhere
+    ending: str = ""  # the ending in quotes, for a pattern that can be joined with other endings
+    further: float = 0.0  # estimated number of prefixes of the text with a wording that are not triggers
 
     @property
     def ranks(self) -> list[int]:
         return [rank for rank in range(self.members.bit_length()) if self.members >> rank & 1]
+
+    @property
+    def about(self) -> str:
+        """What the pattern describes. A name has at most one pattern about the same."""
+        return self.place if self.kind == "shallow" else self.kind
 
     def order(self, triggers: int) -> tuple[float, str]:
         """Return a sort key: patterns that are certain and confirmed on held-out triggers come first."""
@@ -64,18 +88,33 @@ class Pattern:
         beyond = (self.members.bit_count() / triggers - self.share) / max(1 - self.share, 1e-9)
         return max(beyond, 0.0) * (1 - self.q)
 
+    def rate(self, triggers: int, held: int) -> float:
+        """Return the share of the triggers, or of `held` held-out triggers that can have it, whichever is smaller."""
+        own = self.members.bit_count() / triggers
+        possible = min(held, self.further)
+        if self.kind == "semantic" or self.scores.auroc is None or possible < ENOUGH:
+            return own
+        return min(own, max(2 * self.scores.auroc - 1 + self.share, 0.0) * held / possible)
+
     def evidence(self, triggers: int, held: int) -> float:
-        """Return the AUROC on `held` held-out triggers, or on the triggers themselves if these are too few."""
-        if self.scores.auroc is not None and held >= ENOUGH:
-            return self.scores.auroc
-        return 0.5 + (self.members.bit_count() / triggers - self.share) / 2
+        """Return the AUROC of the pattern at its rate, and for a subject no more than on its held-out triggers."""
+        found = 0.5 + (self.rate(triggers, held) - self.share) / 2
+        is_scored = self.kind == "semantic" and self.scores.auroc is not None and held >= ENOUGH
+        return min(found, self.scores.auroc) if is_scored and self.scores.auroc is not None else found
+
+    def information(self, triggers: int, held: int) -> float:
+        """Return how much the pattern says about a prefix: the divergence of its rate from random prefixes, in nats."""
+        share = min(max(self.share, _RAREST), 1 - 1e-9)
+        rate = min(max(self.rate(triggers, held), share), 1 - 1e-9)
+        return rate * log(rate / share) + (1 - rate) * log((1 - rate) / (1 - share))
 
 
 class Describer:
     """Turns candidates and topics into described patterns."""
 
-    def __init__(self, texts: Texts, vectors: WordVectors, vocabulary: Sequence[str]) -> None:
+    def __init__(self, texts: Texts, vectors: WordVectors, vocabulary: Sequence[str], prefixes: int) -> None:
         self.texts = texts
+        self.times = prefixes / max(texts.background.prefixes, 1)  # prefixes of the text per sampled one
         self.written = texts.words.as_written()
         self.content = texts.content_words()
         self.counts = _count_prefixes(texts.sample, len(texts.words.texts))
@@ -84,20 +123,42 @@ class Describer:
 
     def wording(self, candidate: Candidate, rows: NDArray[np.int64], ends: list[Ending], scores: Scores) -> Pattern:
         """Describe a candidate of a memory. `rows` and `ends` are its triggers and their last words, by rank."""
-        if candidate.feature.kind == NEXT:
+        feature, further = candidate.feature, max(candidate.count * self.times - candidate.size, 0.0)
+        if feature.kind == NEXT:
             text = self.vocabulary[candidate.token]
-            described = (f"{NEXT}:{text}", NEXT, f'before "{text.strip() or text}"')
-            return Pattern(*described, candidate.members, candidate.share, candidate.q, scores, token=candidate.token)
-        feature = candidate.feature
+            return Pattern(
+                f"{NEXT}:{text}",
+                NEXT,
+                f'before "{text.strip() or text}"',
+                candidate.members,
+                candidate.share,
+                candidate.q,
+                scores,
+                token=candidate.token,
+                further=further,
+            )
         ranks = [rank for rank in range(len(rows)) if candidate.members >> rank & 1]
         own = rows[ranks]
+        ending = ""
         if feature.kind == "ending":
-            described_as = self._ending(feature, own)
+            ending = self._ending(feature, own)
+            described_as = f"ends with {ending}"
         else:
             words = [self._example(feature, int(rows[rank]), ends[rank]) for rank in ranks]
             described_as = feature.describe(self.written, _most_frequent(words))
-        name = feature.name(self.texts.words)
-        return Pattern(name, "shallow", described_as, candidate.members, candidate.share, candidate.q, scores)
+        place = "last" if 1 in feature.places else _PLACES.get(feature.kind, "")
+        return Pattern(
+            feature.name(self.texts.words),
+            "shallow",
+            described_as,
+            candidate.members,
+            candidate.share,
+            candidate.q,
+            scores,
+            place=place,
+            ending=ending,
+            further=further,
+        )
 
     def topic(self, topic: SemanticTopic, scores: Scores) -> Pattern:
         numbers = [self.vectors.numbers[row] for row in topic.words]
@@ -108,10 +169,8 @@ class Describer:
     def subject(self, subject: StateSubject, rows: NDArray[np.int64]) -> Pattern:
         """Describe a subject by the tokens that the model expects next and by the content words of its triggers."""
         expected = [self.vocabulary[token].strip() for token in subject.expects]
-        described = f"expects {', '.join(expected)}"
-        words = self._typical_words(rows[_ranks(subject.members)])
-        if words:
-            described += f"; about: {', '.join(self.written[word] for word in words)}"
+        words = [self.written[word] for word in self._typical_words(rows[_ranks(subject.members)])]
+        described = (f"about: {', '.join(words)}; " if words else "") + f"expects {', '.join(expected)}"
         name = f"subject:{' '.join(sorted(text.lower() for text in expected))}"
         return Pattern(name, "semantic", described, subject.members, subject.share, subject.q, subject.scores)
 
@@ -135,9 +194,20 @@ class Describer:
             return True
         prefixes, spellings = self.texts.prefixes, self.texts.words.spellings
         own = rows[[rank for rank in range(len(rows)) if candidate.members >> rank & 1]]
-        last = [spellings[prefixes.last[row]].lower() for row in own.tolist() if not prefixes.goes_on[row]]
+        last = [
+            spellings[prefixes.last[row]].lower()
+            for row in own.tolist()
+            if not prefixes.goes_on[row] and self._is_one_token(row)
+        ]
         words = [word for word in last if is_content_word(word)]
         return len(words) >= _MOSTLY * len(own) and len(set(words)) >= GROUNDED
+
+    def _is_one_token(self, row: int) -> bool:
+        """Return True if the last token of a prefix is its last word. The class of a piece says nothing about it."""
+        token = int(self.texts.prefixes.tokens[row])
+        return (
+            token >= 0 and self.vocabulary[token].strip() == self.texts.words.spellings[self.texts.prefixes.last[row]]
+        )
 
     def endings(self, rows: NDArray[np.int64]) -> list[tuple[str, int]]:
         """Return the last words that recur, most frequent first, with their numbers of triggers."""
@@ -146,12 +216,13 @@ class Describer:
         return [(word, times) for word, times in counts.most_common() if times > 1][:_ENDINGS]
 
     def _ending(self, feature: Feature, rows: NDArray[np.int64]) -> str:
+        """Return the words of an ending in quotes, with the words that they begin if most prefixes end inside one."""
         prefixes, spellings = self.texts.prefixes, self.texts.words.spellings
         last = _most_frequent(spellings[word] for word in prefixes.last[rows].tolist())[0]
         text = " ".join([*(self.written[word] for word in feature.words[:-1]), last])
         if prefixes.goes_on[rows].mean() < _MOSTLY:
-            return f'ends with "{text}"'
-        return f'ends with "{text}" of {_listed(spellings[word] for word in prefixes.whole[rows].tolist())}'
+            return f'"{text}"'
+        return f'"{text}" of {_listed(spellings[word] for word in prefixes.whole[rows].tolist())}'
 
     def _example(self, feature: Feature, row: int, ends: Ending) -> str:
         """Return the word of a trigger at the place that the feature describes."""
@@ -181,6 +252,25 @@ def _listed(words: Iterable[str]) -> str:
     return ", ".join(f'"{word}"' for word in _most_frequent(words)[:_ENDINGS])
 
 
+def join_endings(patterns: Sequence[Pattern]) -> Pattern | None:
+    """Return one pattern for the endings of different prefixes, most frequent first, or None for fewer than two."""
+    joined: list[Pattern] = []
+    for pattern in sorted(patterns, key=lambda pattern: (-pattern.members.bit_count(), pattern.name)):
+        if pattern.ending and not any(pattern.members & other.members for other in joined):
+            joined.append(pattern)
+    joined = joined[:_JOINED]
+    if len(joined) < 2:
+        return None
+    texts = [pattern.ending for pattern in joined]
+    described = f"ends with {', '.join(texts[:-1])} or {texts[-1]}"
+    share, members = sum(pattern.share for pattern in joined), reduce(or_, (pattern.members for pattern in joined))
+    scores = [pattern.scores.auroc for pattern in joined]
+    held = None if None in scores else 0.5 + sum(score - 0.5 for score in scores if score is not None)
+    q, further = max(pattern.q for pattern in joined), sum(pattern.further for pattern in joined)
+    name = " | ".join(pattern.name for pattern in joined)
+    return Pattern(name, "shallow", described, members, share, q, Scores(held, None), place="last", further=further)
+
+
 def name_memory(
     patterns: Sequence[Pattern],
     following: FollowingTokens,
@@ -190,11 +280,14 @@ def name_memory(
     held: int,
 ) -> tuple[str, float | None]:
     """Return the name of a memory, and the evidence of its best pattern (None without a clear one)."""
-    evidence = {pattern.name: pattern.evidence(triggers, held) for pattern in patterns}
-    clear = [pattern for pattern in patterns if evidence[pattern.name] > CLEAR]
-    clear = sorted(clear, key=lambda pattern: (-evidence[pattern.name], *pattern.order(triggers)))[:_NAMED]
-    best = evidence[clear[0].name] if clear else None
-    clear = sorted(clear, key=lambda pattern: pattern.kind == NEXT)  # next tokens come last
+    joined = join_endings(patterns)
+    candidates = [*patterns, *([joined] if joined else [])]
+    clear = [pattern for pattern in candidates if pattern.evidence(triggers, held) > CLEAR]
+    clear.sort(key=lambda pattern: (-pattern.information(triggers, held), *pattern.order(triggers)))
+    second = next((pattern for pattern in clear[1:] if pattern.about != clear[0].about), None)
+    clear = [*clear[:1], *([second] if second else [])]
+    best = max((pattern.evidence(triggers, held) for pattern in clear), default=None)
+    clear.sort(key=lambda pattern: _ORDER.index(pattern.about))
     agreed = [(token, times) for token, times in following.typical if token in following.promoted]
     parts = []
     for pattern in clear:
@@ -202,8 +295,7 @@ def name_memory(
         parts.append(pattern.description)
         if pattern.kind == NEXT:
             parts[-1] += f" ({len(pattern.ranks)} of {triggers}{', promoted by its value' if is_agreed else ''})"
-    one_sense = len({pattern.sense for pattern in clear}) < 2
-    name = (", " if one_sense else " or ").join(parts)
+    name = "; ".join(parts)
     if not clear:
         name = UNCLEAR
         if endings:

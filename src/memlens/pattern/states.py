@@ -5,6 +5,7 @@ state can.
 
  1. Run the model once over the sentences of triggers, of prefixes with the same last tokens (words.draw_matched) and of
     random prefixes, at most TOKENS tokens. Keep the state after the last block at the end of each prefix in float16.
+    Leave out prefixes that end inside a word: their states expect the rest of it.
  2. Apply the final norm, subtract the mean of random prefixes, and scale to unit length.
  3. S = sum of cosines over pairs of a memory's first SIZE triggers, one per document, with different last tokens.
     z = (S - n mu) / (sigma sqrt(n)) for n pairs, with mu and sigma of sets of random prefixes.
@@ -92,8 +93,9 @@ def find_state_subjects(
     triggers = read_trigger_rows(index, settings.top, HELD)
     if not len(triggers.rows):
         return StateSubjects({}, {"tested": 0, "tokens": 0, "swapped": 0.0, "subjects": 0})
-    places, tokens = _read_places(index, triggers, settings)
+    places, tokens, is_inside = _read_places(index, triggers, settings)
     ends = read_states(index, model, *places, progress)
+    ends.there[is_inside] = False
     random = np.flatnonzero(ends.there)
     random = random[random >= len(places[0]) - _RANDOM]
     unit = ends.unit_vectors(model, random)
@@ -152,8 +154,11 @@ def _there(rows: NDArray[np.int64], there: NDArray[np.bool_]) -> NDArray[np.int6
 
 def _read_places(
     index: Index, triggers: TriggerRows, settings: PatternSettings
-) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], LastTokens]:
-    """Return sentences and positions of triggers, then of matched and random prefixes, and their last tokens."""
+) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], LastTokens, NDArray[np.bool_]]:
+    """Return triggers, then matched and random prefixes: sentences and positions, last tokens, and which end in a word.
+
+    These expect the rest of their last word, which says nothing about their subject.
+    """
     words = Words()
     read = read_prefix_words(index, triggers.sentences, triggers.positions, words)
     matched = draw_matched(index, last_token_counts(triggers.rows, read.tokens, index), settings.seed)
@@ -173,7 +178,7 @@ def _read_places(
     samples = (matched.slots, matched.offsets + first, matched.middles + first)
     tokens = LastTokens(read.tokens, read.documents, *samples, first, no_vectors, np.ones(len(SIZES)))
     sentences, positions = (np.concatenate(column) for column in columns)
-    return (sentences, positions), tokens
+    return (sentences, positions), tokens, read.goes_on
 
 
 @dataclass(frozen=True, eq=False)
@@ -369,11 +374,13 @@ def _expected_tokens(
 
 
 def _different_words(tokens: Sequence[int], vocabulary: Sequence[str]) -> Iterator[int]:
-    """Yield tokens with letters or digits, without repeated words."""
+    """Yield tokens with letters or digits, without repeated words and pieces that continue a word."""
     seen: set[str] = set()
     for token in tokens:
-        text = vocabulary[token].strip().lower() if token < len(vocabulary) else ""
-        if any(map(str.isalnum, text)) and text not in seen:
+        written = vocabulary[token] if token < len(vocabulary) else ""
+        text = written.strip().lower()
+        is_piece = written == text and text.isascii() and text.isalpha()
+        if any(map(str.isalnum, text)) and not is_piece and text not in seen:
             seen.add(text)
             yield token
 
