@@ -26,7 +26,7 @@ from memlens.errors import IndexFolderError
 from memlens.index.reader import Index
 from memlens.memory import KINDS, MemoryNames
 from memlens.progress import Progress
-from memlens.stats import Estimate, contrast, mean_estimate, slope_weights
+from memlens.stats import Estimate, Z, contrast, mean_estimate, slope_weights
 from memlens.text import number, percent, visible
 
 Row = dict[str, Any]
@@ -196,7 +196,8 @@ class JudgedClaim:
 def compare_with_shuffled(claim: Claim, judged: Judgement, rows: Sequence[Row]) -> Judgement:
     """Compare a claim with shuffled networks. `rows` are those of the table SHUFFLED for this claim.
 
-    A claim that satisfies its rule appears only if it exceeds the shuffled networks.
+    A claim that satisfies its rule appears only if it exceeds the shuffled networks. If it does not, and the trained
+    network shows no difference from 0 on the same part of the text, that part is too short to tell.
     """
     estimates = [estimate for row in rows if (estimate := estimate_of(row, "value"))]
     trained = estimate_of(rows[0], "trained", "trained_low", "trained_high") if rows else None
@@ -207,32 +208,36 @@ def compare_with_shuffled(claim: Claim, judged: Judgement, rows: Sequence[Row]) 
         return judged
     if not estimates or trained is None:
         advice = "no shuffled network was measured (memlens experiment INDEX shuffled)"
-        verdict, reason = UNCOMPARED, f"{judged.verdict} by the rule, but {advice}"
+        return replace(judged, verdict=UNCOMPARED).and_also(f"{judged.verdict} by the rule, but {advice}")
+    here, there = claim.write(trained.value), f"{claim.write(shuffled.low)} to {claim.write(shuffled.high)}"
+    if exceeds(claim, trained, shuffled).low > 0:
+        verdict, how = judged.verdict, "more than"
     else:
-        excess = exceeds(claim, trained, shuffled)
-        here, there = claim.write(trained.value), f"{claim.write(shuffled.low)} to {claim.write(shuffled.high)}"
-        verdict = judged.verdict if excess.low > 0 else SAME
-        how = "more than" if excess.low > 0 else "not distinguishable from"
-        reason = f"on the same part of the text {here}, {how} {len(estimates)} shuffled networks ({there})"
+        verdict, how = SAME, "not distinguishable from"
+    reason = f"on the same part of the text {here}, {how} {len(estimates)} shuffled networks ({there})"
+    if verdict == SAME and claim.target is None and trained.times(claim.sign).low <= 0:
+        verdict = UNCLEAR
+        reason += f"; that part, {rows[0]['tokens']:,} tokens, is too short to show the claim"
     return replace(judged, verdict=verdict).and_also(reason)
 
 
 def join_networks(estimates: Sequence[Estimate]) -> Estimate:
-    """Return the mean over networks, with a prediction interval for another network.
+    """Return the mean over networks, with the bounds that the number of another network exceeds in 5% of cases each.
 
-    The interval combines the error of each estimate with the variation between networks. With one network, only the
-    error counts, because the variation is unknown.
+    The variation between networks is the variance of their numbers without the part that the errors of the estimates
+    explain. The error of the mean is added. The error of the other network is not included.
     """
     count = len(estimates)
     values = np.array([estimate.value for estimate in estimates])
+    below = float(np.mean([(estimate.value - estimate.low) ** 2 for estimate in estimates]))
+    above = float(np.mean([(estimate.high - estimate.value) ** 2 for estimate in estimates]))
     mean, spread = float(values.mean()), 0.0
     if count > 1:
         from scipy.special import stdtrit
 
-        spread = float(stdtrit(count - 1, 0.975) * values.std(ddof=1)) * (1 + 1 / count) ** 0.5
-    below = np.mean([(estimate.value - estimate.low) ** 2 for estimate in estimates])
-    above = np.mean([(estimate.high - estimate.value) ** 2 for estimate in estimates])
-    return Estimate(mean, mean - float(below + spread**2) ** 0.5, mean + float(above + spread**2) ** 0.5)
+        variance = max(float(values.var(ddof=1)) - (below + above) / 2 / Z**2, 0.0)
+        spread = float(stdtrit(count - 1, 0.95)) ** 2 * variance * (1 + 1 / count)
+    return Estimate(mean, mean - (below / count + spread) ** 0.5, mean + (above / count + spread) ** 0.5)
 
 
 def exceeds(claim: Claim, trained: Estimate, shuffled: Estimate) -> Estimate:

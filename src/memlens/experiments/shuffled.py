@@ -180,8 +180,8 @@ EXPERIMENT = ex.Experiment(
             how="The first part of the text is scanned again with a few layers of the model, and with the same network "
             "after the entries of every weight matrix were shuffled; embeddings, unembedding, norms and biases are "
             "kept. The same experiments run on both, with small samples. A claim appears only if its number exceeds "
-            "that of the shuffled networks: the 95% interval of the difference, which includes the variation between "
-            "shuffled networks, lies on the claimed side of 0.",
+            "that of the shuffled networks by more than the errors of both and the variation between shuffled "
+            "networks, which a further one would exceed in 5% of cases.",
             contract=("claim", "value", "low", "high", "trained", "trained_low", "trained_high"),
         ),
     ),
