@@ -3,7 +3,8 @@
 1. Take all prefixes of some sentences that were not scanned, from another index of the same model (`other`).
 2. A wording holds for a prefix if the prefix has its feature (features). A topic holds for the prefixes that are closer
    to the mean word vector of the topic's triggers than all but its share of prefixes. A subject by states is treated
-   in the same way, with the model's final states. Patterns of next tokens are no part of a prefix and are left out.
+   in the same way, with the model's final states, but does not hold for prefixes that end inside a word. Patterns of
+   next tokens are no part of a prefix and are left out.
 3. The detector's score of a prefix is the largest confidence of the patterns that hold, 0 for none.
 4. Run the model and read the memory's coefficient at every prefix. The memory is strongly active on the STRONG share
    of prefixes with the largest positive coefficients.
@@ -107,13 +108,15 @@ def score_prefixes(
         if chosen and (start == _TOPIC or model is not None):
             triggers = [_read_places(index, memories[place], row["prefixes"]) for place, row in chosen]
             joined = Places(*(np.concatenate(column) for column in zip(*triggers, strict=True)))
+            possible = np.arange(prefixes.size)
             if model is None or start == _TOPIC:
                 vectors = _word_vectors(index, words, prefixes, joined)
             else:
-                vectors = _state_vectors(index, other, model, joined, places)
+                possible = np.flatnonzero(~prefixes.goes_on)
+                vectors = _state_vectors(index, other, model, joined, Places(*(own[possible] for own in places)))
             ends = np.cumsum([len(own.sentences) for own in triggers])
             for (place, row), own in zip(chosen, np.split(vectors[0], ends[:-1]), strict=True):
-                add(place, row, _nearest(own, vectors[1], row["share"]))
+                add(place, row, possible[_nearest(own, vectors[1], row["share"])])
     return scores
 
 

@@ -5,10 +5,12 @@ ends inside it.
 
 A name consists of one or two clear patterns:
 
- 1. The rate of a pattern is its share of the triggers or of the held-out triggers, whichever is smaller. Held-out
-    triggers cannot have a wording that the triggers have used up, so their share is taken of those that can: the text
-    has N prefixes with the wording, n of them are triggers, and at most N - n held-out triggers have it. Below ENOUGH
-    of them, only the triggers count.
+ 1. The rate of a pattern is its share of the triggers, or the mean of this share and that of the held-out triggers if
+    the mean is smaller. A pattern that is not at least twice as frequent in held-out triggers as in random prefixes has
+    the rate of the held-out triggers.
+    Held-out triggers cannot have a wording that the triggers have used up, so their share is taken of those that can:
+    the text has N prefixes with the wording, n of them are triggers, and at most N - n held-out triggers have it. Below
+    ENOUGH of them, only the triggers count.
  2. The evidence is the AUROC of such a pattern, (1 + rate - share) / 2, with its share of random prefixes. A subject
     has no more evidence than the AUROC of its held-out triggers. A pattern is clear if its evidence exceeds CLEAR.
  3. Endings of different words form one pattern: ends with "did", "could" or "should".
@@ -45,6 +47,7 @@ UNCLEAR = "no clear pattern"
 _ENDINGS = 3  # number of endings to list for a memory without a clear pattern
 _JOINED = 4  # maximum number of endings in one pattern
 _RAREST = 1e-3  # below this share of random prefixes, rarity does not change the order
+_CONFIRMED = 2  # minimum share of held-out triggers, as a multiple of the share of random prefixes
 _MOSTLY = 0.5  # minimum share of a pattern's prefixes
 _PLACES = {"before": "before", "opening": "sentence", "early": "sentence", "inside": "sentence"}
 _ORDER = ("last", "before", "", "sentence", "semantic", NEXT)  # order of patterns in a name, by what they describe
@@ -89,12 +92,13 @@ class Pattern:
         return max(beyond, 0.0) * (1 - self.q)
 
     def rate(self, triggers: int, held: int) -> float:
-        """Return the share of the triggers, or of `held` held-out triggers that can have it, whichever is smaller."""
+        """Return the share of triggers with the pattern, lowered if it is less frequent in `held` held-out triggers."""
         own = self.members.bit_count() / triggers
         possible = min(held, self.further)
         if self.kind == "semantic" or self.scores.auroc is None or possible < ENOUGH:
             return own
-        return min(own, max(2 * self.scores.auroc - 1 + self.share, 0.0) * held / possible)
+        confirmed = min(max(2 * self.scores.auroc - 1 + self.share, 0.0) * held / possible, 1.0)
+        return min(own, (own + confirmed) / 2 if confirmed >= _CONFIRMED * self.share else confirmed)
 
     def evidence(self, triggers: int, held: int) -> float:
         """Return the AUROC of the pattern at its rate, and for a subject no more than on its held-out triggers."""
