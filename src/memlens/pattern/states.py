@@ -63,7 +63,9 @@ _BATCH = 4096  # tokens per batch
 _AT_ONCE = 1024  # memories per block
 _ROUNDS = 3
 _EXPECTED = 64  # number of most expected tokens of each prefix
+_NAMING = 6  # number of triggers whose next tokens name a subject
 _SHOWN = 4
+_MOSTLY = 0.5  # minimum share of the triggers: readers see no subject that fewer triggers share
 
 
 @dataclass(frozen=True)
@@ -305,7 +307,7 @@ def _find_members(
 ) -> tuple[int, Tensor, float, float] | None:
     """Return the triggers of the subject, its direction, the minimum cosine, and the share of random prefixes above it.
 
-    Returns None if fewer than three triggers of different documents belong to the subject.
+    Returns None if fewer than half of the triggers, or triggers of fewer than three documents, belong to the subject.
     """
     ranks = np.flatnonzero(rows >= 0)
     vectors, members = unit[rows[ranks]].float().numpy(), np.ones(len(ranks), np.bool_)
@@ -319,7 +321,7 @@ def _find_members(
         share = float(((near > bar).sum() + 1) / (len(near) + 1))
         others = total - vectors * members[:, None]  # compare each trigger with the others
         members = (vectors * others).sum(1) / np.maximum(np.linalg.norm(others, axis=1), 1e-9) > bar
-        if len(set(documents[rows[ranks[members]]].tolist())) < GROUNDED:
+        if len(set(documents[rows[ranks[members]]].tolist())) < GROUNDED or members.mean() < _MOSTLY:
             return None
     import torch
 
@@ -352,7 +354,7 @@ def _expected_tokens(
     """Return the words that are more expected after the triggers of each subject than after random prefixes."""
     import torch
 
-    members = {m: rows[m][_ranks(own.members)[:SIZE]] for m, own in subjects.items()}
+    members = {m: rows[m][_ranks(own.members)[:_NAMING]] for m, own in subjects.items()}
     usual = torch.stack([p.sum(0) for p in _predictions(model, ends, random)]).sum(0) / len(random)
     needed = np.unique(np.concatenate([np.zeros(0, np.int64), *members.values()]))
     place = {row: number for number, row in enumerate(needed.tolist())}
