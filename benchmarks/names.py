@@ -65,7 +65,7 @@ in a JSON file with every number below:
 
 - **name**: "says" if the name says what you see: it states your label or a clear part of it, and nothing false.
   "part" if it is true of several prefixes but misses what you see, or mixes true and false. "wrong" if it does not
-  describe these prefixes. Left out where there is no name.
+  describe these prefixes. Where you saw nothing, judge by the triggers. Left out where there is no name.
 - **subjects**: for each subject that memlens found, in order: "right" if these prefixes share it, "wrong" otherwise.
   Left out where there is none.
 - **found**: true if one of these subjects, or the name, says the subject of your label. Left out where you gave none.
