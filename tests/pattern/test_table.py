@@ -30,7 +30,7 @@ def index(tmp_path: Path) -> Index:
 def test_a_name_says_what_it_fires_on_what_follows_and_that_its_value_agrees(index: Index) -> None:
     row = read_summary(index, "L0N0")
     assert row is not None
-    assert row.name == 'ends with "the free press", before "conference" (20 of 20, promoted by its value)'
+    assert row.name == 'ends with "the free press"; before "conference" (20 of 20, promoted by its value)'
     assert [VOCABULARY[token] for token in list(row.follows)] == [" conference"] and list(row.follows_times) == [20]
     assert row.agrees is True and row.covered == 20
     described = {pattern.description: pattern.prefixes for pattern in read_patterns(index, "L0N0") or ()}
