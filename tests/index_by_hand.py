@@ -17,7 +17,7 @@ Place = tuple[int, int]  # sentence, position
 
 
 def pieces(text: str) -> list[str]:
-    """A text as tokens of whole words with the space before them."""
+    """Split a text into words, each with the space before it."""
     return PIECE.findall(text)
 
 
@@ -30,9 +30,11 @@ def write_index(
     tokenize: Callable[[str], list[str]] = pieces,
     lower: Mapping[tuple[int, int], Sequence[Place]] | None = None,
 ) -> Index:
-    """`triggers`: (layer, memory) -> prefixes, best first. Layers must be whole: memories 0 to n - 1 of each.
+    """Write an index with these triggers: (layer, memory) -> prefixes, best first.
 
-    `lower`: the most negative ones, twice as large in size.
+    Each layer must have all memories from 0 to n - 1.
+
+    `lower` has the bottom triggers, with coefficients of twice the size.
     """
     folder.mkdir(parents=True)
     cut = [tokenize(text) for text in texts]

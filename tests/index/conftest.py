@@ -1,4 +1,4 @@
-"""One small checkpoint, the index that one process makes of it, and the same scan in any other way."""
+"""A small checkpoint, its index from a scan in one process, and helpers that repeat the scan in other ways."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def alone(small_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made by one process; only read it."""
+    """Return an index from a scan in one process. Tests must not change it."""
     return memlens.scan(small_checkpoint, TEXTS, out=tmp_path_factory.mktemp("alone"), workers=1, **OPTIONS).folder
 
 

@@ -1,4 +1,4 @@
-"""What the tests of scaling share: one small checkpoint, one corpus, and the bytes that every way must give."""
+"""Helpers of the tests of scaling: a checkpoint, a corpus, and scans whose bytes are compared."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ def tables_of(folder: Path) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class Scans:
-    """The scan that `alone` is of, made in another way or in several goes."""
+    """Repeats the scan of `alone` in another way or in several runs."""
 
     model: MemoryModel
     alone: Path
@@ -52,24 +52,24 @@ class Scans:
         return memlens.scan(self.model, TEXTS, out=out, **{"workers": 1, **OPTIONS, **options})
 
     def stop(self, out: Path, batches: int, number: int = signal.SIGINT, **options: Any) -> None:
-        """Begin or go on, and send this process a signal after so many batches."""
+        """Start or resume the scan, and send this process a signal after this number of batches."""
         with pytest.raises(KeyboardInterrupt):
             self.run(out, progress=interrupting_after(batches, number), **options)
 
     def end(self, out: Path, **options: Any) -> None:
-        """Go on to the end: the same bytes."""
+        """Finish the scan and compare its bytes with those of `alone`."""
         self.run(out, **options)
         assert tables_of(out) == tables_of(self.alone)
 
     def go_on(self, out: Path) -> None:
-        """Go on to the end: the same bytes, and what was done already is not done again."""
+        """Finish the scan, compare its bytes, and check that no finished batch is scanned again."""
         steps: list[int] = []
         self.end(out, progress=lambda stage, done, total: steps.append(done))
         assert steps[0] > 0, "the second run began where the first one stopped"
 
 
 def start(checkpoint: Path, out: Path, until: int, **more: Any) -> subprocess.Popen[str]:
-    """A driver of two workers that has just told of so many tokens."""
+    """Start a driver with two workers, and return it when it reports this number of tokens."""
     command = [sys.executable, "-c", PROGRAM, str(checkpoint), str(out), *TEXTS]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, **more)
@@ -99,7 +99,7 @@ def is_alive(process: int) -> bool:
 
 
 def interrupting_after(batches: int, number: int = signal.SIGINT) -> Callable[[str, int, int | None], None]:
-    """A progress function that sends this process a signal after so many batches."""
+    """Return a progress function that sends this process a signal after this number of batches."""
     calls = 0
 
     def interrupt(stage: str, done: int, total: int | None) -> None:

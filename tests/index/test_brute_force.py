@@ -1,4 +1,4 @@
-"""The whole way from model and text to the index, against one sentence at a time without batching."""
+"""Every table of a scan equals a naive computation, one sentence at a time and without batches."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -55,7 +55,7 @@ def sentences_of(index: memlens.Index) -> tuple[tuple[int, ...], ...]:
 
 @cache
 def coefficients_one_by_one(family: str, sentences: tuple[tuple[int, ...], ...]) -> list[list[np.ndarray]]:
-    """For each sentence and layer the coefficients [own positions, memories], every sentence run on its own."""
+    """Return the coefficients [positions, memories] of each sentence and layer. Every sentence is run on its own."""
     model, found = the_model(family), []
     shift = 1 if model.tokenizer.adds_bos else 0
     for tokens in sentences:
@@ -68,7 +68,7 @@ def coefficients_one_by_one(family: str, sentences: tuple[tuple[int, ...], ...])
 
 @cache
 def gates_one_by_one(family: str, sentences: tuple[tuple[int, ...], ...]) -> list[list[np.ndarray]]:
-    """The same for the gates x G^T + b, from states that go into each group and its weights; 0 in plain groups."""
+    """Return the gates x G^T + b in the same form, from the input and the weights of each group; 0 for plain groups."""
     model, found = the_model(family), []
     shift = 1 if model.tokenizer.adds_bos else 0
     for tokens in sentences:
@@ -109,7 +109,7 @@ def naive_list(scores: dict[tuple[int, int], float], per_sentence: str, top: int
 
 
 def assert_same_but_for_ties(found: list[dict], expected: list[tuple[int, int]], scores: dict, sign: int) -> None:
-    """Same prefixes in the same order; one in another's place must have the very coefficient of that place."""
+    """Check that both lists hold the same prefixes. Only prefixes with equal coefficients may swap places."""
     assert len(found) == len(expected)
     assert len({(row["sentence"], row["position"]) for row in found}) == len(found)
     for rank, (row, prefix) in enumerate(zip(found, expected, strict=True)):
@@ -121,7 +121,7 @@ def assert_same_but_for_ties(found: list[dict], expected: list[tuple[int, int]],
 
 
 def reaching(index, layer: int, memory: int, coefficients: list, prefixes: list[tuple[int, int]]) -> list:
-    """Prefixes that reach a memory: of an expert those for which any of its coefficients is not zero."""
+    """Return the prefixes that reach a memory. They reach an expert if one of its coefficients is not zero."""
     name = index.names.name(layer, memory)
     if name.kind != "routed":
         return prefixes
@@ -159,7 +159,7 @@ def check_index(index: memlens.Index, family: str, per_sentence: str, dedup: str
 
 
 def check_counts(index: memlens.Index, family: str, per_sentence: str, dedup: str) -> None:
-    """counts.parquet and quadrants.parquet, memory by memory and prefix by prefix."""
+    """Check counts.parquet and quadrants.parquet, memory by memory and prefix by prefix."""
     sentences = sentences_of(index)
     coefficients, gates = coefficients_one_by_one(family, sentences), gates_one_by_one(family, sentences)
     prefixes = candidate_prefixes(sentences, dedup)

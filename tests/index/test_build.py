@@ -1,4 +1,4 @@
-"""An index is whole or it is not there: stopping, killing, resuming, and folders of something else."""
+"""An index is complete or does not exist: stopped, killed and resumed scans, and folders with other files."""
 
 import json
 import os
@@ -25,13 +25,13 @@ def model() -> MemoryModel:
 
 @pytest.fixture(scope="module")
 def finished(model: MemoryModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An index of the first text; only read it."""
+    """Return an index of the first text. Tests must not change it."""
     return memlens.scan(model, TEXTS[0], out=tmp_path_factory.mktemp("finished"), top=3).folder
 
 
 @pytest.fixture
 def index(finished: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be changed."""
+    """Return a copy of the index that a test may change."""
     return Path(shutil.copytree(finished, tmp_path / "index"))
 
 
@@ -47,7 +47,7 @@ def test_an_index_has_no_manifest_while_its_tables_are_replaced(index: Path) -> 
 
 
 def begin_scan(model: MemoryModel, text: Any, out: Path, **options: Any) -> None:
-    """A scan that is interrupted before its first batch."""
+    """Start a scan that is interrupted before its first batch."""
 
     def interrupt(stage: str, done: int, total: int | None) -> None:
         if stage == "scan":

@@ -1,4 +1,4 @@
-"""`check` names what is damaged, and nothing else; schema versions; lazy reading of large tables."""
+"""`check` names damaged files and no others; schema versions; lazy reading of large tables."""
 
 import json
 import random
@@ -24,13 +24,13 @@ from memlens.index.format import SCHEMA_VERSION, TRIGGERS_SCHEMA
 
 @pytest.fixture
 def index(alone: Path, tmp_path: Path) -> Path:
-    """A copy that a test may damage."""
+    """Return a copy of the index that a test may damage."""
     return Path(shutil.copytree(alone, tmp_path / "index"))
 
 
 @contextmanager
 def changing_manifest(index: Path, sealed: bool = True) -> Iterator[dict[str, Any]]:
-    """The content of the manifest, to be changed and written again."""
+    """Yield the content of the manifest, and write it again after a test has changed it."""
     path = index / "manifest.json"
     content = json.loads(path.read_text())
     yield content
@@ -129,7 +129,7 @@ def test_a_position_at_the_end_of_a_sentence_is_one_too_many(index: Path) -> Non
 
 
 def change_a_trigger(index: Path, column: str, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change a row of the triggers, with the right checksum in the manifest."""
+    """Change a row of the triggers, and update the checksum in the manifest."""
     path = index / "triggers.parquet"
     rows = pq.read_table(path).to_pylist()
     rows[5][column] = change(rows[5])
@@ -177,7 +177,7 @@ def test_another_schema_is_refused(index: Path, version: int, words: str) -> Non
 
 
 def test_one_memory_of_many_is_found_in_few_row_groups(index: Path) -> None:
-    """A table of 200 row groups, all but one of which are overwritten with nonsense: they are never looked at."""
+    """All but one of the 200 row groups of a table are overwritten with nonsense. A lookup must not read them."""
     path = index / "triggers.parquet"
     groups, memories, wanted = 200, 40, 117
     row = pq.read_table(path).slice(0, 1).to_pylist()[0] | {"layer": 1, "end": "top", "rank": 0}

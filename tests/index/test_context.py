@@ -1,4 +1,4 @@
-"""The context of a sentence: its neighbours in the document it comes from, and none of another."""
+"""The context of a sentence consists of its neighbors in the same document."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Faults of a process, a disk or a clock: the same index after resume, or a clear refusal."""
+"""After a fault of a process, a disk or a clock, a resumed scan gives the same index or a clear error."""
 
 import errno
 import fcntl

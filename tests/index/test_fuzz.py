@@ -1,4 +1,4 @@
-"""Nonsense in files that people hand to memlens: one line that says so, never a traceback."""
+"""Files with random content cause a one-line error, never a traceback."""
 
 import copy
 import gzip
@@ -69,14 +69,14 @@ def test_a_corpus_file_of_nonsense(model, tmp_path, content, ending, packed, uni
 
 
 def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of all parts of a JSON document."""
+    """Return the paths of all parts of a JSON document."""
     is_list = isinstance(document, list)
     inside = document.items() if isinstance(document, dict) else enumerate(document if is_list else ())
     return [place for key, value in inside for place in [(*path, key), *places(value, (*path, key))]]
 
 
 def changed(document: Any, draw: st.DrawFn) -> Any:
-    """The document with one to three of its values replaced or taken away."""
+    """Return the document with one to three of its values replaced or removed."""
     result = copy.deepcopy(document)
     for _ in range(draw(st.integers(1, 3))):
         known = places(result)
@@ -94,7 +94,7 @@ def changed(document: Any, draw: st.DrawFn) -> Any:
 
 
 def nonsense(document: Any, draw: st.DrawFn) -> bytes:
-    """Any bytes, any JSON, or most often the document with changes."""
+    """Return random bytes, random JSON or, most often, the document with changes."""
     kind = draw(st.sampled_from(["changed", "changed", "changed", "json", "bytes"]))
     if kind == "bytes":
         return draw(st.binary(max_size=40))

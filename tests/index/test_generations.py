@@ -1,4 +1,4 @@
-"""An index that is replaced, removed or made again during a process: the right answer or one line."""
+"""An index that is replaced or removed while a process uses it gives the right answer or a one-line error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memlens.index.reader import Index
 
 @pytest.fixture
 def other(tiny_gpt2: Path, tmp_path: Path) -> Path:
-    """A complete index of another text."""
+    """Return a complete index of another text."""
     (tmp_path / "other.txt").write_text("Snow fell on the roads. The roads were closed, and the trains were late.\n")
     return memlens.scan(tiny_gpt2, tmp_path / "other.txt", out=tmp_path / "other", top=7, threads=1).folder
 
@@ -182,5 +182,5 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_forked_process_reads_an_open_index_and_drops_it(tiny_gpt2_index: Index) -> None:
-    """Data loaders do. Threads of a database do not come along, and a child that waits for them hangs or crashes."""
+    """Data loaders fork. The child has none of the database's threads, and hangs or crashes if it waits for them."""
     subprocess.run([sys.executable, "-c", FORKED, tiny_gpt2_index.folder], check=True, timeout=300)

@@ -1,4 +1,4 @@
-"""Push and pull: the same bytes arrive or nothing does, whatever breaks on the way; hf:REPO stands for an index."""
+"""Push and pull transfer the same bytes or nothing, whatever fails on the way; hf:REPO stands for an index."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 
 def noted(folder: Path) -> dict[str, bytes]:
-    """The manifest and every file that it notes."""
+    """Return the names and bytes of the manifest and of every file that it lists."""
     return {name: (folder / name).read_bytes() for name in ["manifest.json", *Index(folder).manifest.files]}
 
 

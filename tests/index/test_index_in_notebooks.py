@@ -1,4 +1,4 @@
-"""A memory in a notebook: every token of its triggers is shaded by the coefficient that the model gives it."""
+"""A notebook shades every token of a memory's triggers by its coefficient."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The index of a mixture of experts: experts against a naive count, and the same bytes however it is scanned."""
+"""The index of a mixture of experts equals a naive count, and has the same bytes however the scan is divided."""
 
 import signal
 from collections import Counter
@@ -57,7 +57,7 @@ def test_a_killed_scan_is_continued(checkpoint: Path, scans: Scans, tmp_path: Pa
 
 
 def naive_routing(model: MemoryModel, index: memlens.Index, layer: int) -> dict[tuple[int, int], dict[int, float]]:
-    """(sentence, position) -> the experts it is sent to with their weights, every sentence run on its own."""
+    """Return {(sentence, position): experts with their weights}. Every sentence is run on its own."""
     found: dict[tuple[int, int], dict[int, float]] = {}
     seen: set[tuple[int, ...]] = set()
     for row in index.table("corpus").to_pylist():

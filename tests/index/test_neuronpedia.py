@@ -1,4 +1,4 @@
-"""The export in Neuronpedia's layout: fields as its own tools write them, coefficients as the model computes them."""
+"""The export has the fields that Neuronpedia's tools write, and the coefficients that the model computes."""
 
 import gzip
 import json
@@ -33,7 +33,7 @@ dfaValues dfaTargetIndex dfaMaxValue lossValues logitContributions binMin binMax
 qualifyingTokenIndex"""
 EXPLANATION = """id modelId layer index description authorId embedding triggeredById typeName explanationModelName
 notes"""
-# What must be there of the four records of a source, and what may.
+# Required and optional fields of the four records of a source.
 RECORDS = {
     "model": ("id instruct creatorId", "displayNameShort displayName dimension visibility inferenceEnabled layers "
               "neuronsPerLayer"),

@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes gives the bytes of one process, also if a node is lost or the driver fails."""
+"""A Ray cluster of two nodes gives the bytes of one process, even if a node is lost or the driver fails."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""A Ray driver that is killed leaves no worker; an agent of Ray that is killed costs one line; the work is kept."""
+"""A killed Ray driver leaves no workers, and a killed Ray agent causes a one-line error. Saved work is kept."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ AGENTS = ("raylet/raylet", "gcs/gcs_server")
 
 
 def descendants(process: int) -> dict[int, str]:
-    """The processes that a process has started, and those that these have, with their command lines."""
+    """Return all descendants of a process with their command lines."""
     children: dict[int, list[int]] = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -48,7 +48,7 @@ def descendants(process: int) -> dict[int, str]:
 
 
 def started(checkpoint: Path, out: Path) -> tuple[subprocess.Popen[str], dict[int, str]]:
-    """A driver that has saved something and is not done, and all its processes."""
+    """Return a driver that has saved a part and is still running, and all its processes."""
     options = [
         "--executor",
         "ray",

@@ -1,4 +1,4 @@
-"""Damaged and outdated tables are made again from whole ones, with the settings they had and the same bytes."""
+"""Damaged and outdated tables are rebuilt from whole ones, with the same settings and the same bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process, two workers, Ray and three shards in every order: the same bytes, zeros and all.
+"""One process, two workers, Ray, and three shards in every order give the same bytes, including signs of zeros.
 
 Some memories of each model never fire, and give zeros of either sign or of both.
 """
@@ -27,7 +27,7 @@ SHARDS = 3
 
 
 def plain() -> Any:
-    """Two memories without a key: one gives -0.0, the other 0.0."""
+    """Set two memories without a key: the coefficient of one is always -0.0, that of the other 0.0."""
     network = tiny_model("gpt2", activation_function="gelu_new")
     for block in network.transformer.h:
         block.mlp.c_fc.weight[:, :2] = 0
@@ -36,7 +36,7 @@ def plain() -> Any:
 
 
 def gated() -> Any:
-    """A gate that is shut times an up projection of either sign."""
+    """Set a gate that is always closed, with an up projection of either sign."""
     network = tiny_model("llama", hidden_act="relu", mlp_bias=True)
     for layer in network.model.layers:
         layer.mlp.gate_proj.weight[:2] = 0
@@ -45,7 +45,7 @@ def gated() -> Any:
 
 
 def mixture() -> Any:
-    """Experts behind a router, shared ones and a dense layer, each with two gates that are never open."""
+    """Set two gates that are always closed in routed experts, in shared experts and in a dense layer."""
     network = tiny_model("qwen2_moe", hidden_act="relu")
     for layer in network.model.layers:
         if hasattr(layer.mlp, "experts"):
@@ -72,13 +72,13 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def alone(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """By one process; only read it."""
+    """Return an index from a scan in one process. Tests must not change it."""
     return memlens.scan(checkpoint, TEXTS, out=tmp_path_factory.mktemp("alone"), workers=1, **OPTIONS).folder
 
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
-    """A Ray cluster on this machine."""
+    """Start a Ray cluster on this machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 

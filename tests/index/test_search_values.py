@@ -1,4 +1,4 @@
-"""Memories that promote a token, from the index alone, against plain loops over values.parquet."""
+"""A search for memories that promote a token equals plain loops over values.parquet."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Shards: parts made apart, joined in any order, give the bytes of one process; anything else is refused."""
+"""Shards merged in any order give the bytes of one process. Shards that do not fit together are rejected."""
 
 import json
 import random
@@ -21,7 +21,7 @@ OF = 3
 
 @pytest.fixture(scope="module")
 def parts(small_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """All parts of the scan that `alone` is of; only read them."""
+    """Return all shards of the scan of `alone`. Tests must not change them."""
     folder = tmp_path_factory.mktemp("parts")
     for number in range(1, OF + 1):
         memlens.scan(small_checkpoint, TEXTS, out=folder / str(number), shard=f"{number}/{OF}", **OPTIONS)
@@ -60,7 +60,7 @@ def test_an_interrupted_part_is_continued(parts: list[Path], scans: Scans, tmp_p
 def test_parts_of_another_kind_of_processor_are_joined_and_told(
     parts: list[Path], scans: Scans, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run
 ) -> None:
-    """ATEN_CPU_CAPABILITY is what torch looks at; here it changes the note only, since torch is loaded already."""
+    """torch reads ATEN_CPU_CAPABILITY when it is loaded. Here the variable changes only the note in the shard."""
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "other")
     scans.run(tmp_path / "part", shard="2/3")
     code, _, err = run("merge", parts[0], tmp_path / "part", parts[2], "-o", tmp_path / "index")
@@ -108,7 +108,7 @@ def test_missing_doubled_and_foreign_parts_are_refused(parts: list[Path], scans:
 def test_a_part_whose_sentences_begin_elsewhere_is_refused(
     parts: list[Path], scans: Scans, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same tokens, cut into sentences by another version of the library that cuts."""
+    """Another version of sentencex may divide the same tokens into other sentences."""
     cut = sentences.cut_sentences
 
     def cut_more(line: str, language: str) -> Iterator[str]:

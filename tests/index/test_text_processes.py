@@ -1,4 +1,4 @@
-"""Text encoded by several processes: the same bytes as one process, also after a kill or an interruption."""
+"""Text encoded by several processes has the bytes of one process, also after a kill or an interruption."""
 
 import gzip
 import json
@@ -32,7 +32,7 @@ def odd_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of every kind of file: 8,000 lines, of which many begin alike or are repeated, so several windows."""
+    """Return a folder with every kind of file: 8,000 lines in several windows, many with a common beginning."""
     folder = tmp_path_factory.mktemp("texts")
     lines = [f"The river {number % 700} runs to the sea. It rains." for number in range(4000)]
     (folder / "a.txt").write_bytes("\r\n".join(lines[:1500]).encode() + b"\r\n" + b"long " * 5000)
@@ -42,7 +42,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def corpus_files(folder: Path, texts: Path, model: MemoryModel, processes: int, dedup: str, most: int | None) -> Any:
-    """The bytes of every file that the text stage writes."""
+    """Return the bytes of every file that the text stage writes."""
     folder.mkdir()
     chunks = encoding.encode_corpus(
         CorpusSettings((str(texts), TEXTS[0])), model.tokenizer, max_length=30, max_tokens=most, processes=processes

@@ -1,4 +1,4 @@
-"""Local workers: the same bytes as one process, also after a kill or an interruption."""
+"""Local workers give the bytes of one process, also after a kill or an interruption."""
 
 import os
 import signal
