@@ -24,7 +24,7 @@ compare INDEX INDEX --by values
 export INDEX -o OUT.jsonl
 export INDEX -o OUT.csv --format csv"""
 LIGHT = {  # statements run one after another in one process, and what each must not import besides HEAVY
-    "import memlens": {"numpy", "rich", "typer"},
+    "import memlens": {"numpy", "rich", "click"},
     "import memlens, memlens.tracer; memlens.Intervention.parse('L0N0=0')": set(),
     "import memlens; memlens.MemoryId, memlens.Trigger, memlens.MemlensError": set(),
     "from memlens.cli import main; assert main(['--help']) == 0": set(),

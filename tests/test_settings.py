@@ -4,9 +4,9 @@ from dataclasses import Field, fields
 from typing import Any
 
 import pytest
-from typer.main import get_command
+from click import Context
 
-from memlens.cli.app import make_app
+from memlens.cli.app import program
 from memlens.errors import SettingError
 from memlens.settings import (
     CorpusSettings,
@@ -112,7 +112,7 @@ def test_options_are_split_by_class_and_unknown_ones_are_rejected() -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_field_with_a_help_text_is_an_option_of_its_verb(verb: str) -> None:
-    command: Any = get_command(make_app()).commands[verb]  # type: ignore[attr-defined]
+    command: Any = program.get_command(Context(program), verb)
     options = {name for parameter in command.params for name in parameter.opts}
     described = {field.name for kind in VERBS[verb] for field in fields(kind) if field.metadata.get("help")}
     assert described and set(map(option_name, described)) <= options

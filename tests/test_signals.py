@@ -8,7 +8,6 @@ import threading
 import time
 
 import pytest
-import typer
 
 from memlens.cli import app
 from memlens.signals import Interrupted, Terminated, interruptible, stop_on_signal
@@ -58,14 +57,11 @@ def test_an_exception_that_is_dropped_is_raised_again_and_not_reported(capsys: p
 def test_a_signal_while_options_are_parsed_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parser = typer.Typer()
-
-    @parser.callback(invoke_without_command=True)
-    def parse() -> None:
+    def parse(*arguments: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         work_for(600)
 
-    monkeypatch.setattr(app, "make_app", lambda only: parser)
+    monkeypatch.setattr(app.program, "make_context", parse)
     assert app.run([]) == 143
     assert capsys.readouterr().err == "memlens: interrupted; run the same command again to resume\n"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click import Context
 from docs_pages import PAGES, ROOT, anchors, commands, is_whole, links, lone_options, name_of
-from typer.main import get_command
 
-from memlens.cli.app import VERBS, make_app
+from memlens.cli.app import VERBS, program
 
 EVERYWHERE = {"-h", "--help"}
 # scripts that the documentation speaks of have options of their own
@@ -20,9 +20,9 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=[name_of(page) for page in 
 
 
 @cache
-def group() -> Any:
-    """The program's commands as typer parses them."""
-    return get_command(make_app())
+def verbs() -> dict[str, Any]:
+    """The program's commands as click parses them."""
+    return {name: program.get_command(Context(program), name) for name in VERBS}
 
 
 def options_of(command: Any) -> set[str]:
@@ -33,7 +33,7 @@ def options_of(command: Any) -> set[str]:
 
 def options_for(words: list[str]) -> set[str]:
     """Return the options of the subcommand that a command line names, with those of the commands around it."""
-    command, known = group().commands[words[0]], set(EVERYWHERE)
+    command, known = verbs()[words[0]], set(EVERYWHERE)
     for word in words[1:]:
         if word in getattr(command, "commands", {}):
             known |= {name for one in command.params for name in one.opts if name.startswith("-")}
@@ -44,8 +44,8 @@ def options_for(words: list[str]) -> set[str]:
 def unknown_in(command: list[str]) -> list[str]:
     """The words of a command line that the program does not know: its verb, or options."""
     if command[0].startswith("-"):
-        return [] if command[0] in options_of(group()) | EVERYWHERE else command[:1]
-    if command[0] not in group().commands:
+        return [] if command[0] in options_of(program) | EVERYWHERE else command[:1]
+    if command[0] not in verbs():
         return command[:1]
     known = options_for(command)
     given = [word.split("=")[0].strip("[]") for word in command[1:] if re.match(r"\[?--?[A-Za-z]", word)]
@@ -56,12 +56,12 @@ def unknown_in(command: list[str]) -> list[str]:
 def test_every_command_and_option_on_a_page_exists_and_what_can_be_typed_is_accepted(page: Path) -> None:
     assert not [(command, unknown) for command in commands(read[page]) if (unknown := unknown_in(command))]
     for command in filter(is_whole, commands(read[page])):
-        group().commands[command[0]].make_context(command[0], list(command[1:]))  # raises for a wrong command line
+        verbs()[command[0]].make_context(command[0], list(command[1:]))  # raises for a wrong command line
 
 
 @by_page
 def test_every_option_that_a_page_names_by_itself_exists(page: Path) -> None:
-    known = EVERYWHERE.union(*(options_of(command) for command in group().commands.values()), options_of(group()))
+    known = EVERYWHERE.union(*(options_of(command) for command in verbs().values()), options_of(program))
     for script in SCRIPTS:
         known |= set(re.findall(r"\"(--[a-z-]+)\"", script.read_text(encoding="utf-8")))
     assert lone_options(read[page]) <= known

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import typer
 import uvicorn
 
-from memlens.cli.app import make_app
+from memlens.cli.live import trace
 from memlens.index.reader import Index
 from memlens.web.app import create_app, listen, server_config
 from memlens.web.security import Access
@@ -41,11 +40,10 @@ def fewer_patterns(index: Index) -> None:
 
 def parsed_command(shown: str) -> dict[str, Any]:
     """Return the parameters of a `memlens trace` command shown on a page."""
-    command = typer.main.get_command(make_app("trace"))
     name, verb, *words = shlex.split(shown)
     assert (name, verb) == ("memlens", "trace")
-    parsed: dict[str, Any] = command.commands["trace"].make_context("trace", words).params  # type: ignore[attr-defined]
-    return {**parsed, "sets": list(parsed["sets"] or [])}
+    parsed: dict[str, Any] = trace.make_context("trace", words).params
+    return {**parsed, "sets": list(parsed["sets"])}
 
 
 @contextmanager

@@ -5,35 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
 import memlens
 from memlens.cli.explore import suggest_memory
-from memlens.cli.index import refuse_without_workbench, serve as open_workbench
+from memlens.cli.index import open_workbench, refuse_without_workbench
 from memlens.cli.options import (
-    Corpus,
-    Device,
-    Dtype,
-    IndexFolder,
-    Model,
-    ModelNow,
-    Out,
-    Resume,
-    Threads,
-    Validation,
-    refuse_unused,
+    WholeNumber,
+    argument,
+    corpus_argument,
+    device_option,
+    dtype_option,
+    flag,
+    given_options,
+    index_argument,
+    location_option,
+    model_argument,
+    option,
+    out_option,
+    refuse_options,
     refuse_unused_column,
-    setting,
-    with_screen,
-    with_settings,
+    resume_option,
+    setting_option,
+    settings_options,
+    threads_option,
+    validation_option,
+    verb,
 )
 from memlens.cli.screen import ProgressBar, Screen, command_line
 from memlens.errors import SettingError
-from memlens.settings import CorpusSettings, RunSettings, SampleSettings, ScanSettings, ValueSettings, option_name
+from memlens.settings import CorpusSettings, RunSettings, SampleSettings, ScanSettings, ValueSettings
 from memlens.text import curve, duration, visible
 
 if TYPE_CHECKING:
@@ -45,25 +49,32 @@ if TYPE_CHECKING:
 _NAMED = 4  # maximum number of experiments to list by name
 
 
-@with_settings(ScanSettings, CorpusSettings, SampleSettings)
-@with_screen(json=True)
+@verb(json=True)
+@model_argument
+@corpus_argument
+@out_option
+@settings_options(ScanSettings, CorpusSettings, SampleSettings)
+@setting_option(ValueSettings, "top", "--tokens")
+@setting_option(ValueSettings, "reading")
+@setting_option(ValueSettings, "vocabulary")
+@validation_option
+@device_option
+@dtype_option
+@threads_option
+@resume_option
 def analyze(
     screen: Screen,
-    model: Model,
-    corpus: Corpus,
-    out: Out,
-    tokens: Annotated[int, setting(ValueSettings, "top", "--tokens")] = ValueSettings.top,
-    reading: Annotated[str | None, setting(ValueSettings, "reading")] = None,
-    vocabulary: Annotated[str, setting(ValueSettings, "vocabulary")] = ValueSettings.vocabulary,
-    validation: Validation = None,
-    device: Device = "auto",
-    dtype: Dtype = "float32",
-    threads: Threads = None,
-    resume: Resume = True,
+    model: str,
+    corpus: tuple[str, ...],
+    out: str,
+    validation: tuple[str, ...],
+    device: str,
+    dtype: str,
+    resume: bool,
     **options: Any,
 ) -> None:
     """Run all stages: scan, values, patterns, experiments and report. An interrupted run can be resumed."""
-    refuse_unused_column(options, [*corpus, *(validation or ())])
+    refuse_unused_column(options, [*corpus, *validation])
     with ProgressBar(screen) as progress:
         try:
             analysis = memlens.analyze(
@@ -73,13 +84,9 @@ def analyze(
                 resume=resume,
                 device=device,
                 dtype=dtype,
-                tokens=tokens,
-                reading=reading,
-                vocabulary=vocabulary,
                 validation=validation or None,
                 progress=progress,
                 watcher=_make_watcher(screen, progress),
-                threads=threads,
                 **options,
             )
         except KeyboardInterrupt as error:
@@ -92,25 +99,19 @@ def analyze(
         _print_analysis(screen, analysis)
 
 
-@with_screen(json=True)
-def demo(
-    screen: Screen,
-    out: Out = "memlens-demo",
-    serve: Annotated[bool, typer.Option("--serve", help="Start the workbench afterwards.")] = False,
-    port: Annotated[
-        int | None, typer.Option(metavar="N", help="Port for --serve; 0 selects a free one. Default: 8000.")
-    ] = None,
-    resume: Resume = True,
-) -> None:
+@verb(json=True)
+@option("--out", "-o", default="memlens-demo", metavar="INDEX", help="Folder to write the index to.")
+@flag("--serve", help="Start the workbench afterwards.")
+@option("--port", type=WholeNumber(0, 65535), default=8000, metavar="N", help="Port for --serve; 0 selects one.")
+@resume_option
+def demo(screen: Screen, out: str, serve: bool, port: int, resume: bool) -> None:
     """Analyze the bundled model and text, and print five findings. Takes about two minutes, offline."""
     if serve and screen.as_json:
         raise SettingError("--serve and --json exclude each other; choose one")
-    if port is not None and not serve:
-        raise SettingError("--port has no effect without --serve")
-    if port is not None and not 0 <= port <= 65535:
-        raise SettingError(f"--port is {port}; choose 1 to 65535, or 0 for a free one")
     if serve:
         refuse_without_workbench()
+    else:
+        refuse_options(["--port"], "has no effect without --serve")
     with ProgressBar(screen) as progress:
         result = memlens.demo(out=out, resume=resume, progress=progress, watcher=_make_watcher(screen, progress))
     if screen.as_json:
@@ -118,13 +119,7 @@ def demo(
     else:
         _print_demo(screen, result)
     if serve:
-        open_workbench(
-            index=str(result.index.folder),
-            model="bundled",
-            port=8000 if port is None else port,
-            quiet=screen.quiet,
-            verbose=screen.verbose,
-        )
+        open_workbench(screen, str(result.index.folder), "bundled", port=port)
 
 
 def _make_watcher(screen: Screen, progress: ProgressBar) -> StageWatcher:
@@ -247,34 +242,31 @@ _LAYERS = 12  # maximum number of layers in the table of an experiment; -v shows
 _LABEL_WIDTH = 15
 
 
-@with_settings(SampleSettings, CorpusSettings, RunSettings)
-@with_screen(json=True)
+@verb(json=True)
+@index_argument
+@argument("names", nargs=-1, metavar="NAME", help="Experiments to run, or `all`. Default: list the experiments.")
+@settings_options(SampleSettings, CorpusSettings, RunSettings)
+@validation_option
+@location_option()
+@option(
+    "--file",
+    type=Path,
+    metavar="FILE",
+    help="Apply a saved intervention or circuit to the experiments on prefixes. Does not change the index.",
+)
 def experiment(
     screen: Screen,
-    index: IndexFolder,
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="NAME", help="Experiments to run, or `all`. Default: list the experiments.", show_default=False
-        ),
-    ] = None,
-    validation: Validation = None,
-    model: ModelNow = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Run experiments on prefixes with a saved intervention or circuit. Writes nothing to the index.",
-        ),
-    ] = None,
+    index: str,
+    names: tuple[str, ...],
+    validation: tuple[str, ...],
+    model: str | None,
+    file: Path | None,
     **options: Any,
 ) -> None:
     """Run the paper's experiments on an index."""
     opened = memlens.Index(index)
     if not names:
-        given = {option_name(name): value for name, value in options.items()}
-        others = {"--validation": validation, "--model": model, "--file": file}
-        refuse_unused({**given, **others}, "has no effect without a NAME")
+        refuse_options(given_options(), "has no effect without a NAME")
         _list_experiments(screen, opened)
         return
     if validation:

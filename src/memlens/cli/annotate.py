@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 import memlens
-from memlens.cli.options import Force, Group, IndexFolder, Verb, refuse_unused, with_screen
+from memlens.cli.help import VerbGroup
+from memlens.cli.options import WholeNumber, argument, force_option, index_argument, option, refuse_options, verb
 from memlens.cli.screen import Screen, open_output
 from memlens.errors import SettingError, UnknownName
 from memlens.settings import MOST_SEED
@@ -21,53 +22,56 @@ if TYPE_CHECKING:
 _CHANGES = "experiments/last-layer"
 _OTHER_COLUMNS = 62  # total width of the columns next to a prefix
 
-_Annotator = Annotated[str, typer.Option(metavar="NAME", help="Name of the annotator.")]
-_Memory = Annotated[str, typer.Option(metavar="MEMORY", help="The memory, like L3N51.")]
-_Example = Annotated[str, typer.Option(metavar="NAME", help="Name of the change, from `verdicts list`.")]
-_Format = Annotated[
-    str | None,
-    typer.Option(
-        "--format", metavar="json|csv", help="File format. Default: csv if the file name ends in .csv, else json."
-    ),
-]
+annotator_option = option("--annotator", required=True, metavar="NAME", help="Name of the annotator.")
+memory_option = option("--memory", required=True, metavar="MEMORY", help="The memory, like L3N51.")
+example_option = option("--example", required=True, metavar="NAME", help="Name of the change, from `verdicts list`.")
+format_option = option(
+    "--format",
+    "format_",
+    type=click.Choice(("json", "csv")),
+    metavar="json|csv",
+    help="File format. Default: csv if the file name ends in .csv, else json.",
+)
 
 
-def _annotate(context: typer.Context, index: IndexFolder) -> None:
-    """Label memories by the paper's protocol, exchange labels, measure agreement, and judge last-layer changes.
+@click.group(cls=VerbGroup)
+@index_argument
+@click.pass_context
+def annotate(context: click.Context, index: str) -> None:
+    """Label the patterns of memories by hand, measure the agreement of annotators, and judge last-layer changes.
 
-    Draw a sample, let each annotator label its memories and finish, then compare.
+    Draw a sample, let each annotator label its memories and finish, then compare. This is the protocol of the paper.
     """
     context.obj = index
 
 
-def _verdicts(context: typer.Context) -> None:
-    """Judge whether predictions before and after the last layer are related. Default: list."""
+@annotate.group(cls=VerbGroup, invoke_without_command=True)
+@click.pass_context
+def verdicts(context: click.Context) -> None:
+    """Judge whether the predictions before and after the last layer are related. Default: list."""
     if context.invoked_subcommand is None:
-        _list_changes(Screen(), context, None)
+        _list_changes(Screen(), None)
 
 
-def _open(screen: Screen, context: typer.Context) -> Annotations:
+def _open(screen: Screen) -> Annotations:
     """Open the annotations of the index and report lines that were skipped."""
     from memlens.annotations.records import Annotations
 
-    annotations = Annotations(memlens.Index(context.obj))
+    annotations = Annotations(memlens.Index(click.get_current_context().obj))
     for problem in annotations.list_problems():
         screen.note(f"{visible(str(annotations.path))}: {visible(problem)}")
     return annotations
 
 
-@with_screen(json=True)
-def _sample(
-    screen: Screen,
-    context: typer.Context,
-    per_layer: Annotated[int, typer.Option(metavar="K", help="Memories per layer.")] = 10,
-    top: Annotated[int, typer.Option(metavar="N", help="Triggers to show per memory.")] = 25,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Random seed.")] = 0,
-) -> None:
+@verb("sample", json=True, parent=annotate)
+@option("--per-layer", type=int, default=10, metavar="K", help="Memories per layer.")
+@option("--top", type=int, default=25, metavar="N", help="Triggers to show per memory.")
+@option("--seed", type=WholeNumber(0, MOST_SEED), default=0, help="Random seed.")
+def _sample(screen: Screen, per_layer: int, top: int, seed: int) -> None:
     """Draw the memories to label and print their names."""
     from memlens.annotations.study import draw_sample
 
-    annotations = _open(screen, context)
+    annotations = _open(screen)
     sample = draw_sample(annotations.index, per_layer, top, seed)
     annotations.set_sample(sample)
     if screen.as_json:
@@ -77,25 +81,21 @@ def _sample(
         screen.result(str(name))
 
 
-@with_screen(json=False)
-def _label(
-    screen: Screen,
-    context: typer.Context,
-    annotator: _Annotator,
-    memory: _Memory,
-    pattern: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KIND:RANKS:TEXT",
-            help='A pattern like "shallow:0,3,7:ends with press" (repeatable). Default: the memory has no pattern.',
-        ),
-    ] = None,
-) -> None:
+@verb("label", json=False, parent=annotate)
+@annotator_option
+@memory_option
+@option(
+    "--pattern",
+    multiple=True,
+    metavar="KIND:RANKS:TEXT",
+    help='A pattern like "shallow:0,3,7:ends with press" (repeatable). Default: the memory has no pattern.',
+)
+def _label(screen: Screen, annotator: str, memory: str, pattern: tuple[str, ...]) -> None:
     """Save an annotator's patterns for a memory."""
     from memlens.annotations.records import Label
 
-    annotations = _open(screen, context)
-    label = Label(annotator, annotations.index.check(memory), tuple(map(_parse_pattern, pattern or [])))
+    annotations = _open(screen)
+    label = Label(annotator, annotations.index.check(memory), tuple(map(_parse_pattern, pattern)))
     annotations.save(label)
     screen.note(f"{memory}: {len(label.patterns)} patterns saved")
 
@@ -112,47 +112,50 @@ def _parse_pattern(text: str) -> LabeledPattern:
     return LabeledPattern(description.strip(), kind.strip(), prefixes)
 
 
-@with_screen(json=False)
-def _undo(screen: Screen, context: typer.Context, annotator: _Annotator, memory: _Memory) -> None:
+@verb("undo", json=False, parent=annotate)
+@annotator_option
+@memory_option
+def _undo(screen: Screen, annotator: str, memory: str) -> None:
     """Undo an annotator's last label of a memory."""
     from memlens.annotations.records import LABELS, Label
 
-    label = _open(screen, context).undo(LABELS, annotator, memory)
+    label = _open(screen).undo(LABELS, annotator, memory)
     screen.note(
         f"{visible(memory)}: {len(label.patterns)} patterns" if isinstance(label, Label) else f"{memory}: no label"
     )
 
 
-@with_screen(json=False)
-def _finish(screen: Screen, context: typer.Context, annotator: _Annotator) -> None:
+@verb("finish", json=False, parent=annotate)
+@annotator_option
+def _finish(screen: Screen, annotator: str) -> None:
     """Finish labeling. From now on, the labels count and can no longer change."""
-    _open(screen, context).finish(annotator)
+    _open(screen).finish(annotator)
     screen.note(f"{annotator} has finished")
 
 
-@with_screen(json=True)
-def _status(screen: Screen, context: typer.Context) -> None:
+@verb("status", json=True, parent=annotate)
+def _status(screen: Screen) -> None:
     """Show each annotator's progress."""
     from memlens.annotations.study import read_study
 
-    study = read_study(_open(screen, context))
+    study = read_study(_open(screen))
     _print_rows(screen, [asdict(person) for person in study.people], empty="no memory has been labeled")
 
 
-@with_screen(json=True)
-def _agreement(screen: Screen, context: typer.Context) -> None:
+@verb("agreement", json=True, parent=annotate)
+def _agreement(screen: Screen) -> None:
     """Show the agreement of annotators who have finished."""
     from memlens.annotations.study import compute_agreement
 
-    _print_rows(screen, [asdict(pair) for pair in compute_agreement(_open(screen, context))])
+    _print_rows(screen, [asdict(pair) for pair in compute_agreement(_open(screen))])
 
 
-@with_screen(json=True)
-def _compare(screen: Screen, context: typer.Context) -> None:
+@verb("compare", json=True, parent=annotate)
+def _compare(screen: Screen) -> None:
     """Show the agreement of automatic patterns with each annotator."""
     from memlens.annotations.study import compare_with_people
 
-    _print_rows(screen, [asdict(row) for row in compare_with_people(_open(screen, context))])
+    _print_rows(screen, [asdict(row) for row in compare_with_people(_open(screen))])
 
 
 def _print_rows(screen: Screen, rows: Sequence[Mapping[str, Any]], *, empty: str = "") -> None:
@@ -161,51 +164,41 @@ def _print_rows(screen: Screen, rows: Sequence[Mapping[str, Any]], *, empty: str
     screen.records(rows, heads, [[*row.values()] for row in rows], empty=empty)
 
 
-def _make_export(task: str, help_text: str) -> Verb:
-    """Return the subcommand that exports labels or verdicts."""
+def _add_exchange(parent: click.Group, task: str, export_help: str) -> None:
+    """Add the subcommands that export and import labels or verdicts."""
 
-    def export(
-        screen: Screen,
-        context: typer.Context,
-        annotator: Annotated[
-            str | None, typer.Option(metavar="NAME", help="Export this annotator only, finished or not.")
-        ] = None,
-        format_: _Format = None,
-        file: Annotated[
-            str | None, typer.Option("--file", metavar="FILE", help="File to write. Default: stdout.")
-        ] = None,
-        force: Force = False,
-    ) -> None:
+    @verb("export", json=False, parent=parent)
+    @option("--annotator", metavar="NAME", help="Export this annotator only, finished or not.")
+    @format_option
+    @option("--file", metavar="FILE", help="File to write. Default: stdout.")
+    @force_option
+    def export(screen: Screen, annotator: str | None, format_: str | None, file: str | None, force: bool) -> None:
         from memlens.annotations.files import export_text
 
         if file is None:
-            refuse_unused({"--force": force}, "has no effect without --file")
-        text = export_text(_open(screen, context), task, format_ or _guess_format(file), annotator)
+            refuse_options(["--force"], "has no effect without --file")
+        text = export_text(_open(screen), task, format_ or _guess_format(file), annotator)
         _write(screen, text, file, force, task)
 
-    export.__doc__ = help_text
-    return with_screen(json=False)(export)
-
-
-def _make_import(task: str, help_text: str) -> Verb:
-    """Return the subcommand that imports labels or verdicts."""
-
-    def import_(
-        screen: Screen,
-        context: typer.Context,
-        format_: _Format = None,
-        file: Annotated[
-            str | None, typer.Option("--file", metavar="FILE", help="File to read. Default: stdin.")
-        ] = None,
-    ) -> None:
+    @verb("import", json=False, parent=parent)
+    @format_option
+    @option("--file", metavar="FILE", help="File to read. Default: stdin.")
+    def import_(screen: Screen, format_: str | None, file: str | None) -> None:
         from memlens.annotations.files import import_text, read_export
 
-        annotations = _open(screen, context)
+        annotations = _open(screen)
         count = import_text(annotations, task, read_export(file), format_ or _guess_format(file))
         screen.note(f"imported {count:,} new events")
 
-    import_.__doc__ = help_text
-    return with_screen(json=False)(import_)
+    export.help, import_.help = export_help, f"Import {task} from an export."
+
+
+_add_exchange(
+    annotate,
+    "labels",
+    "Export labels as JSON (with history) or CSV (current labels). Unfinished annotators are left out.",
+)
+_add_exchange(verdicts, "verdicts", "Export verdicts as JSON (with history) or CSV (current verdicts).")
 
 
 def _guess_format(file: str | None) -> str:
@@ -222,40 +215,34 @@ def _write(screen: Screen, text: str, file: str | None, force: bool, what: str) 
         screen.note(f"{what} written to {visible(file)}")
 
 
-@with_screen(json=False)
-def _backup(
-    screen: Screen,
-    context: typer.Context,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="File to write.")],
-    force: Force = False,
-) -> None:
+@verb("backup", json=False, parent=annotate)
+@argument("file", metavar="FILE", help="File to write.")
+@force_option
+def _backup(screen: Screen, file: str, force: bool) -> None:
     """Write the annotations of all annotators, finished or not, to a file."""
     from memlens.annotations.files import backup_text
 
-    _write(screen, backup_text(_open(screen, context)), file, force, "all annotations")
+    _write(screen, backup_text(_open(screen)), file, force, "all annotations")
 
 
-@with_screen(json=False)
-def _restore(
-    screen: Screen,
-    context: typer.Context,
-    file: Annotated[str | None, typer.Argument(metavar="FILE", help="A backup. Default: stdin.")] = None,
-) -> None:
+@verb("restore", json=False, parent=annotate)
+@argument("file", required=False, metavar="FILE", help="A backup. Default: stdin.")
+def _restore(screen: Screen, file: str | None) -> None:
     """Add missing annotations from a backup."""
     from memlens.annotations.files import read_export, restore_text
 
-    annotations = _open(screen, context)
+    annotations = _open(screen)
     screen.note(f"restored {restore_text(annotations, read_export(file, 'FILE')):,} missing events")
 
 
-@with_screen(json=True)
-def _recover(screen: Screen, context: typer.Context) -> None:
+@verb("recover", json=True, parent=annotate)
+def _recover(screen: Screen) -> None:
     """Remove damaged lines from the annotations, and keep the damaged file under another name."""
     from memlens.annotations.log import AnnotationLog
     from memlens.annotations.records import describe_damage
     from memlens.index.format import ANNOTATIONS
 
-    recovery = AnnotationLog(memlens.Index(context.obj).folder / ANNOTATIONS).recover()
+    recovery = AnnotationLog(memlens.Index(click.get_current_context().obj).folder / ANNOTATIONS).recover()
     if screen.as_json:
         screen.json({**asdict(recovery), "damaged_file": recovery.damaged_file and str(recovery.damaged_file)})
     elif recovery.damaged_file is None:
@@ -266,18 +253,15 @@ def _recover(screen: Screen, context: typer.Context) -> None:
         screen.result(f"{recovery.events:,} events kept; {damage}; the damaged file is now {name}")
 
 
-@with_screen(json=True)
-def _list(
-    screen: Screen,
-    context: typer.Context,
-    annotator: Annotated[str | None, typer.Option(metavar="NAME", help="Annotator whose verdicts to show.")] = None,
-) -> None:
+@verb("list", json=True, parent=verdicts)
+@option("--annotator", metavar="NAME", help="Annotator whose verdicts to show.")
+def _list(screen: Screen, annotator: str | None) -> None:
     """List the changes to judge and the annotator's verdicts."""
-    _list_changes(screen, context, annotator)
+    _list_changes(screen, annotator)
 
 
-def _list_changes(screen: Screen, context: typer.Context, annotator: str | None) -> None:
-    annotations = _open(screen, context)
+def _list_changes(screen: Screen, annotator: str | None) -> None:
+    annotations = _open(screen)
     verdicts = {verdict.subject: verdict.verdict for verdict in annotations.verdicts(annotator or "")}
     room = max(screen.out.width - _OTHER_COLUMNS, 16)
     rows = [
@@ -301,18 +285,15 @@ def _read_changes(index: memlens.Index) -> dict[str, LastLayerChange]:
     return {change.name: change for change in changes}
 
 
-@with_screen(json=False)
-def _judge(
-    screen: Screen,
-    context: typer.Context,
-    annotator: _Annotator,
-    example: _Example,
-    verdict: Annotated[str, typer.Option(metavar="related|distant", help="Verdict on the pair of predictions.")],
-) -> None:
+@verb("judge", json=False, parent=verdicts)
+@annotator_option
+@example_option
+@option("--verdict", required=True, metavar="related|distant", help="Verdict on the pair of predictions.")
+def _judge(screen: Screen, annotator: str, example: str, verdict: str) -> None:
     """Save an annotator's verdict on a change."""
     from memlens.annotations.records import Verdict
 
-    annotations = _open(screen, context)
+    annotations = _open(screen)
     changes = _read_changes(annotations.index)
     if example not in changes:
         raise UnknownName(f"there is no example '{example}'; list them with `memlens annotate INDEX verdicts`")
@@ -321,21 +302,23 @@ def _judge(
     screen.note(f"{example}: {verdict}; run `memlens experiment {folder} last-layer` to count it")
 
 
-@with_screen(json=False)
-def _undo_verdict(screen: Screen, context: typer.Context, annotator: _Annotator, example: _Example) -> None:
+@verb("undo", json=False, parent=verdicts)
+@annotator_option
+@example_option
+def _undo_verdict(screen: Screen, annotator: str, example: str) -> None:
     """Undo an annotator's last verdict on a change."""
     from memlens.annotations.records import VERDICTS, Verdict
 
-    verdict = _open(screen, context).undo(VERDICTS, annotator, example)
+    verdict = _open(screen).undo(VERDICTS, annotator, example)
     screen.note(f"{visible(example)}: {verdict.verdict if isinstance(verdict, Verdict) else 'no verdict'}")
 
 
-@with_screen(json=True)
-def _verdict_status(screen: Screen, context: typer.Context) -> None:
+@verb("status", json=True, parent=verdicts)
+def _verdict_status(screen: Screen) -> None:
     """Show how many changes each annotator has judged."""
     from memlens.annotations.records import VERDICTS
 
-    annotations = _open(screen, context)
+    annotations = _open(screen)
     examples = set(_read_changes(annotations.index)) if annotations.index.has(_CHANGES) else set()
     rows = []
     for person in annotations.list_annotators(VERDICTS):
@@ -344,38 +327,3 @@ def _verdict_status(screen: Screen, context: typer.Context) -> None:
             {"annotator": person, "judged": len(names & examples), "examples": len(examples), "all": len(names)}
         )
     _print_rows(screen, rows, empty="no change has been judged")
-
-
-verdicts = Group(
-    _verdicts,
-    {
-        "list": _list,
-        "judge": _judge,
-        "undo": _undo_verdict,
-        "status": _verdict_status,
-        "export": _make_export("verdicts", "Export verdicts as JSON (with history) or CSV (current verdicts)."),
-        "import": _make_import("verdicts", "Import verdicts from an export."),
-    },
-    needs_command=False,
-)
-annotate = Group(
-    _annotate,
-    {
-        "sample": _sample,
-        "label": _label,
-        "undo": _undo,
-        "finish": _finish,
-        "status": _status,
-        "agreement": _agreement,
-        "compare": _compare,
-        "export": _make_export(
-            "labels",
-            "Export labels as JSON (with history) or CSV (current labels). Unfinished annotators are left out.",
-        ),
-        "import": _make_import("labels", "Import labels from an export."),
-        "backup": _backup,
-        "restore": _restore,
-        "recover": _recover,
-        "verdicts": verdicts,
-    },
-)

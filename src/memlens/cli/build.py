@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
 import memlens
 from memlens.cli.explore import suggest_memory
 from memlens.cli.options import (
-    Corpus,
-    Device,
-    Dtype,
-    IndexFolder,
-    Model,
-    ModelNow,
-    Out,
-    Resume,
-    Threads,
+    argument,
+    corpus_argument,
+    device_option,
+    dtype_option,
+    flag,
+    given_options,
+    index_argument,
+    location_option,
+    model_argument,
+    option,
+    out_option,
+    refuse_options,
     refuse_others,
     refuse_unused_column,
-    with_screen,
-    with_settings,
+    resume_option,
+    settings_options,
+    threads_option,
+    verb,
 )
 from memlens.cli.screen import ProgressBar, Screen, command_line
 from memlens.errors import SettingError
@@ -38,7 +43,6 @@ from memlens.settings import (
     ScanRunSettings,
     ScanSettings,
     ValueSettings,
-    option_name,
 )
 from memlens.text import duration, number, percent, plain, quoted, size, visible
 
@@ -61,20 +65,15 @@ _GATED = "m = f(x G) * (x U)"
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
-@with_screen(json=True)
-def info(
-    screen: Screen,
-    model: Model,
-    device: Device = "auto",
-    dtype: Dtype = "float32",
-    threads: Threads = None,
-    estimate: Annotated[
-        bool,
-        typer.Option(
-            "--estimate/--no-estimate", help="Measure the speed of a scan, for about a second. Default: measure."
-        ),
-    ] = True,
-) -> None:
+@verb(json=True)
+@model_argument
+@device_option
+@dtype_option
+@threads_option
+@option(
+    "--estimate/--no-estimate", default=True, help="Measure the speed of a scan, for about a second. Default: measure."
+)
+def info(screen: Screen, model: str, device: str, dtype: str, threads: int | None, estimate: bool) -> None:
     """Describe a model: its memories, the proof of its memories, and the cost of a scan."""
     from memlens.models.info import describe
     from memlens.models.load import load
@@ -151,17 +150,16 @@ def _proof_table(proof: Proof, gated: bool) -> Table:
     return table
 
 
-@with_settings(ScanSettings, CorpusSettings, ScanRunSettings)
-@with_screen(json=True)
+@verb(json=True)
+@model_argument
+@corpus_argument
+@out_option
+@settings_options(ScanSettings, CorpusSettings, ScanRunSettings)
+@device_option
+@dtype_option
+@resume_option
 def scan(
-    screen: Screen,
-    model: Model,
-    corpus: Corpus,
-    out: Out,
-    device: Device = "auto",
-    dtype: Dtype = "float32",
-    resume: Resume = True,
-    **options: Any,
+    screen: Screen, model: str, corpus: tuple[str, ...], out: str, device: str, dtype: str, resume: bool, **options: Any
 ) -> None:
     """Find the exact top triggers of every memory in one pass over a corpus."""
     refuse_unused_column(options, corpus)
@@ -188,16 +186,11 @@ def scan(
         _print_index(screen, result)
 
 
-@with_screen(json=True)
-def merge(
-    screen: Screen,
-    shards: Annotated[
-        list[str],
-        typer.Argument(metavar="SHARD", help="Folders written by `memlens scan --shard I/N`.", show_default=False),
-    ],
-    out: Out,
-    resume: Resume = True,
-) -> None:
+@verb(json=True)
+@argument("shards", nargs=-1, required=True, metavar="SHARD", help="Folders written by `memlens scan --shard I/N`.")
+@out_option
+@resume_option
+def merge(screen: Screen, shards: tuple[str, ...], out: str, resume: bool) -> None:
     """Merge the shards of a scan, in any order, into one index."""
     with ProgressBar(screen, first="check") as progress:
         index = memlens.merge(shards, out=out, resume=resume, progress=progress)
@@ -243,9 +236,11 @@ def _print_shard(screen: Screen, shard: Shard) -> None:
     screen.note(f"next: when all {shard.id.of} shards are complete, merge their folders with `memlens merge`")
 
 
-@with_settings(ValueSettings, RunSettings)
-@with_screen(json=True)
-def values(screen: Screen, index: IndexFolder, model: ModelNow = None, **options: Any) -> None:
+@verb(json=True)
+@index_argument
+@settings_options(ValueSettings, RunSettings)
+@location_option()
+def values(screen: Screen, index: str, model: str | None, **options: Any) -> None:
     """Find the tokens that every value promotes and demotes."""
     opened = memlens.Index(index)
     with ProgressBar(screen) as progress:
@@ -297,65 +292,50 @@ _BROWSE = "List instead of compute (choose one)"
 _EXPLAIN = "Ask a language model for descriptions"
 
 
-@with_settings(PatternSettings)
-@with_screen(json=True)
+@verb(json=True)
+@index_argument
+@settings_options(PatternSettings)
+@option("--related", panel=_BROWSE, metavar="MEMORY", help="List the memories related to this one.")
+@flag("--shared", panel=_BROWSE, help="List patterns shared by several memories.")
+@flag("--duplicates", panel=_BROWSE, help="List memories with mostly equal triggers.")
+@option("--limit", type=int, default=20, panel=_BROWSE, metavar="N", help="Number of rows to list.")
+@location_option()
+@flag("--states", panel=RUN, help="Also run the model and search its final states at the triggers for subjects.")
+@option("--explainer", panel=_EXPLAIN, metavar="URL", help="Address of an OpenAI-compatible language model.")
+@option("--explainer-model", default="default", panel=_EXPLAIN, metavar="NAME", help="Name of the language model.")
+@option("--memory", multiple=True, panel=_EXPLAIN, metavar="MEMORY", help="Memory to describe (repeatable).")
 def patterns(
     screen: Screen,
-    index: IndexFolder,
-    related: Annotated[
-        str | None,
-        typer.Option(metavar="MEMORY", help="List the memories related to this one.", rich_help_panel=_BROWSE),
-    ] = None,
-    shared: Annotated[
-        bool, typer.Option("--shared", help="List patterns shared by several memories.", rich_help_panel=_BROWSE)
-    ] = False,
-    duplicates: Annotated[
-        bool,
-        typer.Option("--duplicates", help="List memories with mostly equal triggers.", rich_help_panel=_BROWSE),
-    ] = False,
-    limit: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of entries to list. Default: 20.", rich_help_panel=_BROWSE)
-    ] = None,
-    model: ModelNow = None,
-    states: Annotated[
-        bool, typer.Option("--states", help="Run the model and compare its states at triggers.", rich_help_panel=RUN)
-    ] = False,
-    explainer: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="OpenAI-compatible endpoint of the language model.", rich_help_panel=_EXPLAIN),
-    ] = None,
-    explainer_model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Name of the language model. Default: default.", rich_help_panel=_EXPLAIN),
-    ] = None,
-    memory: Annotated[
-        list[str] | None,
-        typer.Option(metavar="MEMORY", help="Memory to describe (repeatable).", rich_help_panel=_EXPLAIN),
-    ] = None,
+    index: str,
+    related: str | None,
+    shared: bool,
+    duplicates: bool,
+    limit: int,
+    model: str | None,
+    states: bool,
+    explainer: str | None,
+    explainer_model: str,
+    memory: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Find what the triggers of each memory have in common, or list related memories."""
-    modes = {"--related": related is not None, "--shared": shared, "--duplicates": duplicates}
-    modes["--explainer"] = explainer is not None
-    selected = [mode for mode, is_selected in modes.items() if is_selected]
+    modes = {"--related": ["--limit"], "--shared": ["--limit"], "--duplicates": ["--limit"]}
+    modes["--explainer"] = ["--explainer-model", "--memory", "--seed"]
+    selected = [name for name in given_options() if name in modes]
     if len(selected) > 1:
         raise SettingError(f"{' and '.join(selected)} exclude each other; choose one")
-    given = {option_name(name): value for name, value in options.items()}
-    given |= {"--limit": limit, "--explainer-model": explainer_model, "--memory": memory}
-    given |= {"--model": model, "--states": states}
-    allowed: dict[str, list[str]] = {
-        "--explainer": ["--explainer-model", "--memory", "--seed"],
-        "": [*map(option_name, options), "--model", "--states"],
-    }
-    mode = selected[0] if selected else ""
-    refuse_others(mode or "finding patterns", given, allowed.get(mode, ["--limit"]))
-    if model is not None and not states:
-        raise SettingError("--model has no effect without --states")
+    if selected:
+        refuse_others(selected[0], [*selected, *modes[selected[0]]])
+    else:
+        refuse_options(["--limit"], "has no effect without --related, --shared or --duplicates")
+        refuse_options(["--explainer-model", "--memory"], "has no effect without --explainer")
+    if not states:
+        refuse_options(["--model"], "has no effect without --states")
     opened = memlens.Index(index)
-    if mode == "--explainer":
-        _explain(screen, opened, str(explainer), explainer_model or "default", memory or [], options.get("seed", 0))
-    elif mode:
-        _list_related(screen, opened, related, shared, 20 if limit is None else limit)
+    if explainer is not None:
+        _explain(screen, opened, explainer, explainer_model, memory, options.get("seed", 0))
+    elif selected:
+        _list_related(screen, opened, related, shared, limit)
     else:
         with ProgressBar(screen) as progress:
             memlens.patterns(opened, model=model, states=states, progress=progress, **options)
@@ -415,7 +395,7 @@ def _list_related(screen: Screen, index: memlens.Index, related: str | None, sha
         screen.records(pairs, ["memory", "other", "equal triggers", "Jaccard"], rows, wrap=True)
 
 
-def _explain(screen: Screen, index: memlens.Index, url: str, model: str, memories: list[str], seed: int) -> None:
+def _explain(screen: Screen, index: memlens.Index, url: str, model: str, memories: Sequence[str], seed: int) -> None:
     from memlens.pattern.explainer import Explainer, propose
 
     if not memories:
@@ -430,22 +410,16 @@ def _explain(screen: Screen, index: memlens.Index, url: str, model: str, memorie
 _ROLE_WIDTH, _COUNT_WIDTH = 18, 8  # column widths of the table of roles by layer
 
 
-@with_settings(RoleSettings)
-@with_screen(json=True)
-def roles(
-    screen: Screen,
-    index: IndexFolder,
-    model: ModelNow = None,
-    effects: Annotated[
-        bool,
-        typer.Option("--effects", help="Silence the memories of each role, and random groups of equal norm."),
-    ] = False,
-    **options: Any,
-) -> None:
+@verb(json=True)
+@index_argument
+@settings_options(RoleSettings)
+@location_option()
+@flag("--effects", help="Measure how predictions change without the memories of each role.")
+def roles(screen: Screen, index: str, model: str | None, effects: bool, **options: Any) -> None:
     """Classify every memory by its role: token, n-gram, positional, entropy and others."""
     opened = memlens.Index(index)
     if effects:
-        refuse_others("--effects", {option_name(name): value for name, value in options.items()}, ["--seed"])
+        refuse_others("--effects", ["--effects", "--seed", "--model"])
         _print_effects(screen, opened, model, RoleSettings(**options).seed)
         return
     with ProgressBar(screen) as progress:

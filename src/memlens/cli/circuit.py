@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 from rich.text import Text
 
-from memlens.cli.explore import print_flowing
 from memlens.cli.options import (
-    Device,
-    Force,
-    IndexDtype,
-    IndexFolder,
-    ModelNow,
-    ModelOrIndex,
-    against_option,
-    refuse_others,
-    token_option,
-    with_screen,
+    WholeNumber,
+    argument,
+    flag,
+    force_option,
+    given_options,
+    index_argument,
+    location_option,
+    model_or_index_argument,
+    open_model_options,
+    option,
+    refuse_options,
+    token_options,
+    verb,
 )
 from memlens.cli.screen import ProgressBar, Screen, check_outputs, command_line, fit_items
 from memlens.errors import SettingError
@@ -36,147 +38,117 @@ _PROMPT, _TASK = "Circuit of a prompt", "Circuit of a task"
 _SOURCES = 3  # number of printed edges into a memory, strongest first
 _REPORTED = 200  # number of memories of a task's circuit in its report
 _MEMORIES = 20  # number of printed memories of a task's circuit
-_GATES = ("value", "half")
-_METHODS = ("integrated", "relevance", "patching")
 
 
-@with_screen(json=True)
+@verb(json=True)
+@model_or_index_argument
+@argument("prompt", required=False, metavar="PROMPT", help="Text whose next token to explain.")
+@token_options(_PROMPT)
+@option("--nodes", type=WholeNumber(1), default=40, panel=_PROMPT, metavar="N", help="Memories to list.")
+@option(
+    "--gate",
+    type=click.Choice(("value", "half")),
+    default="value",
+    panel=_PROMPT,
+    metavar="value|half",
+    help="Factor of a gated memory that passes on its relevance: the up projection (value), or both (half).",
+)
+@flag("--heads", panel=_PROMPT, help="Split edges by attention head.")
+@option("--svg", type=Path, panel=_PROMPT, metavar="FILE", help="Draw the graph as SVG.")
+@option(
+    "--pairs",
+    type=Path,
+    panel=_TASK,
+    metavar="FILE",
+    help=".jsonl, .json or .csv file with clean_prefix, patch_prefix, clean_answer and patch_answer.",
+)
+@option(
+    "--held-out",
+    type=Path,
+    panel=_TASK,
+    metavar="FILE",
+    help="Pairs on which the circuit is measured. Default: 40% of the pairs.",
+)
+@option(
+    "--method",
+    type=click.Choice(("integrated", "relevance", "patching")),
+    default="integrated",
+    panel=_TASK,
+    metavar="NAME",
+    help="How memories are scored: by integrated gradients (integrated), relevance or patching.",
+)
+@option("--steps", type=int, default=10, panel=_TASK, metavar="N", help="Steps of integrated gradients.")
+@flag("--refine", panel=_TASK, help="Rank the memories with the largest scores by a learned mask.")
+@option("--seed", type=int, default=0, panel=_TASK, metavar="N", help="Random seed for held-out pairs and random sets.")
+@option("--report", type=Path, panel=_TASK, metavar="FILE", help="Write the result as a page (.html).")
+@option(
+    "--save",
+    type=Path,
+    metavar="FILE",
+    help="Save the graph for Neuronpedia or, with --pairs, an intervention for `memlens trace --file`.",
+)
+@force_option
+@open_model_options
 def circuit(
     screen: Screen,
-    model: ModelOrIndex,
-    prompt: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="Text whose next token to explain.", show_default=False)
-    ] = None,
-    token: Annotated[str | None, token_option(_PROMPT)] = None,
-    against: Annotated[str | None, against_option(_PROMPT)] = None,
-    nodes: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Memories to show one by one. Default: 40.", rich_help_panel=_PROMPT, show_default=False
-        ),
-    ] = None,
-    gate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Path of a gated memory's relevance: value (up projection), or half (both factors). Default: value.",
-            rich_help_panel=_PROMPT,
-        ),
-    ] = None,
-    heads: Annotated[
-        bool | None, typer.Option("--heads", help="Split edges by attention head.", rich_help_panel=_PROMPT)
-    ] = None,
-    svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the graph as SVG.", rich_help_panel=_PROMPT)
-    ] = None,
-    pairs: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help=".jsonl, .json or .csv file with clean_prefix, patch_prefix, clean_answer and patch_answer.",
-            rich_help_panel=_TASK,
-        ),
-    ] = None,
-    held_out: Annotated[
-        Path | None,
-        typer.Option(
-            "--held-out",
-            metavar="FILE",
-            help="Pairs to measure the circuit on. Default: 40% of the pairs.",
-            rich_help_panel=_TASK,
-        ),
-    ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Score of memories: integrated (gradients), relevance or patching. Default: integrated.",
-            rich_help_panel=_TASK,
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Steps of integrated gradients. Default: 10.", rich_help_panel=_TASK),
-    ] = None,
-    refine: Annotated[
-        bool | None,
-        typer.Option("--refine", help="Learn a mask over the first memories and rank by it.", rich_help_panel=_TASK),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Random seed for held-out pairs and random sets. Default: 0.", rich_help_panel=_TASK
-        ),
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the result as a page (.html).", rich_help_panel=_TASK)
-    ] = None,
-    save: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Save the graph for Neuronpedia or, with --pairs, an intervention for `memlens trace --file`.",
-        ),
-    ] = None,
-    force: Force = False,
-    where: ModelNow = None,
-    device: Device = "auto",
-    dtype: IndexDtype = None,
+    model: str,
+    prompt: str | None,
+    svg: Path | None,
+    pairs: Path | None,
+    held_out: Path | None,
+    report: Path | None,
+    save: Path | None,
+    force: bool,
+    place: dict[str, Any],
+    **options: Any,
 ) -> None:
-    """Find the memories behind a prediction or a task, connected by edges that add up."""
-    of_prompt = {
-        "--token": token,
-        "--against": against,
-        "--nodes": nodes,
-        "--gate": gate,
-        "--svg": svg,
-        "--heads": heads,
-    }
-    of_task = {"--held-out": held_out, "--method": method, "--steps": steps, "--seed": seed}
-    of_task |= {"--refine": refine, "--report": report}
-    if (prompt is None) == (pairs is None):
-        raise SettingError("give either a PROMPT or --pairs FILE")
-    refuse_others("a prompt", of_task, []) if pairs is None else refuse_others("--pairs", of_prompt, [])
-    _check_choice("--gate", gate, _GATES)
-    _check_choice("--method", method, _METHODS)
-    if nodes is not None and nodes < 1:
-        raise SettingError(f"--nodes is {nodes}; it must be 1 or more")
-    from memlens.circuits.export import is_graph, is_svg, save_graph, save_svg
+    """Find the memories behind a prediction or a task, and the edges between them."""
+    from memlens.circuits.export import is_graph, is_svg
     from memlens.reports.task_page import is_task_page
     from memlens.tracer.intervention import is_intervention
 
+    if (prompt is None) == (pairs is None):
+        raise SettingError("give either a PROMPT or --pairs FILE")
+    if pairs is None:
+        refuse_options(given_options(_TASK), "has no effect with a prompt")
+    else:
+        refuse_options(given_options(_PROMPT), "has no effect with --pairs")
     is_ours = is_graph if pairs is None else is_intervention
     check_outputs({"--save": (save, is_ours), "--svg": (svg, is_svg), "--report": (report, is_task_page)}, force=force)
-    place: dict[str, Any] = {"where": where, "device": device, "dtype": dtype}
-    if pairs is not None:
-        given = {"held_out": held_out, "method": method, "steps": steps, "refine": refine, "seed": seed}
-        _show_task(screen, model, pairs, save, report, force, {k: v for k, v in given.items() if v is not None}, place)
-        return
+    if pairs is None:
+        _show_prompt(screen, model, prompt or "", {"save": save, "svg": svg}, force, place, options)
+    else:
+        _show_task(screen, model, pairs, held_out, save, report, force, place, options)
+
+
+def _show_prompt(
+    screen: Screen,
+    model: str,
+    prompt: str,
+    files: dict[str, Path | None],
+    force: bool,
+    place: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    """Find, save and print the circuit of a prompt."""
+    from memlens.circuits.export import save_graph, save_svg
     from memlens.circuits.graph import circuit as find_circuit
     from memlens.tracer.prompt import open_model
 
     loaded, index = open_model(model, **place)
-    options: Any = {"token": token, "against": against, "nodes": nodes or 40, "gate": gate or "value"}
-    options["heads"] = bool(heads)
-    graph = find_circuit(loaded, prompt or "", index=index, **options)
-    for path, write in ((save, save_graph), (svg, save_svg)):
-        if path is not None:
+    graph = find_circuit(loaded, prompt, index=index, **options)
+    for name, write in (("save", save_graph), ("svg", save_svg)):
+        if (path := files[name]) is not None:
             write(graph, path, force=force)
             screen.note(f"saved the circuit in {path}")
     screen.json(graph) if screen.as_json else _print_circuit(screen, graph)
-
-
-def _check_choice(option: str, value: str | None, choices: tuple[str, ...]) -> None:
-    if value is not None and value not in choices:
-        raise SettingError(f"{option} is '{value}'; it must be {', '.join(choices[:-1])} or {choices[-1]}")
 
 
 def _print_circuit(screen: Screen, graph: Circuit) -> None:
     """Print the target, its parts, and the memories by layer with their strongest sources."""
     difference = [] if graph.against is None else [Text.assemble(("minus ", "dim"), quoted(graph.against))]
     predicted = Text.assemble(("logit of ", "dim"), (quoted(graph.token), "bold"))
-    print_flowing(
-        screen,
+    screen.flow(
         [
             Text(cut_left(visible(graph.prompt), max(20, min(screen.out.width, 80) - 30)), "bold"),
             predicted,
@@ -187,8 +159,7 @@ def _print_circuit(screen: Screen, graph: Circuit) -> None:
     tokens = [node for node in graph.nodes if node.kind == "embedding"]
     biases = sum(node.relevance for node in graph.nodes if node.kind == "bias")
     parts = {"tokens": sum(node.relevance for node in tokens), "biases": biases}
-    print_flowing(
-        screen,
+    screen.flow(
         [
             *(Text.assemble((f"{name} ", "dim"), graph.share(amount)) for name, amount in parts.items()),
             Text("add up to the target; memories are on the way from tokens to target", "dim"),
@@ -204,7 +175,7 @@ def _print_circuit(screen: Screen, graph: Circuit) -> None:
             _print_memory(screen, graph, node, names)
     screen.result(Text("tokens", "bold"))
     shares = [Text(f"{quoted(node.name, 14)} {graph.share(node.relevance)}") for node in tokens]
-    print_flowing(screen, [Text(" "), *shares], gap="  ")
+    screen.flow([Text(" "), *shares], gap="  ")
 
 
 def _print_memory(screen: Screen, graph: Circuit, node: Node, names: dict[str, Node]) -> None:
@@ -246,21 +217,22 @@ def _show_task(
     screen: Screen,
     model: str,
     pairs: Path,
+    held_out: Path | None,
     save: Path | None,
     report: Path | None,
     force: bool,
-    options: dict[str, Any],
     place: dict[str, Any],
+    options: dict[str, Any],
 ) -> None:
     """Find and print the circuit of a task, and save it as an intervention."""
     from memlens.circuits.task import read_pairs, task_circuit
     from memlens.tracer.prompt import open_model
 
     rows = read_pairs(pairs)
-    options = {name: read_pairs(value) if name == "held_out" else value for name, value in options.items()}
+    held_out_rows = None if held_out is None else read_pairs(held_out)
     with ProgressBar(screen) as progress:
         loaded, index = open_model(model, **place)
-        result = task_circuit(loaded, rows, progress=progress, **options)
+        result = task_circuit(loaded, rows, held_out=held_out_rows, progress=progress, **options)
     if save is not None:
         result.ablation().save(save, loaded, force=force)
         screen.note(f"saved the circuit in {save}")
@@ -346,14 +318,12 @@ def _print_task_memories(screen: Screen, model: MemoryModel, index: Index | None
         screen.note(f"{len(result.memories) - len(memories):,} more memories; --json lists all of them")
 
 
-@with_screen(json=True)
-def wires(
-    screen: Screen,
-    index: IndexFolder,
-    memory: Annotated[str, typer.Argument(metavar="MEMORY", help="A memory like L3N51.", show_default=False)],
-    top: Annotated[int, typer.Option(metavar="N", min=1, help="Connections of each kind to list.")] = 10,
-    model: ModelNow = None,
-) -> None:
+@verb(json=True)
+@index_argument
+@argument("memory", metavar="MEMORY", help="A memory like L3N51.")
+@option("--top", type=WholeNumber(1), default=10, metavar="N", help="Connections of each kind to list.")
+@location_option()
+def wires(screen: Screen, index: str, memory: str, top: int, model: str | None) -> None:
     """Show what a key reads and what a value feeds, from weights alone."""
     from memlens.circuits.wires import wires as find_wires
     from memlens.index.reader import Index

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 import memlens
-from memlens.cli.options import Force, IndexFolder, refuse_unused, with_screen
+from memlens.cli.options import argument, force_option, index_argument, option, refuse_options, verb
 from memlens.cli.screen import Screen, open_output
 from memlens.errors import SettingError
 from memlens.text import plain, visible
@@ -19,55 +17,45 @@ if TYPE_CHECKING:
 _NOTE, _FILES = "Note", "Import and export"
 
 
-@with_screen(json=True)
+@verb(json=True)
+@index_argument
+@argument("memory", required=False, metavar="MEMORY", help="Memory to show or change, like L3N51. Default: list all.")
+@option("--star/--no-star", panel=_NOTE, help="Add or remove the star.")
+@option("--name", panel=_NOTE, metavar="TEXT", help="Your name for the memory.")
+@option("--note", panel=_NOTE, metavar="TEXT", help="Your note.")
+@option("--list", "lists", multiple=True, panel=_NOTE, metavar="NAME", help="List to add the memory to (repeatable).")
+@option("--as", "person", default="me", panel=_NOTE, metavar="NAME", help="Author name to record.")
+@option("--export", panel=_FILES, metavar="FILE", help="Export the collections to a .json or .csv file.")
+@option("--import", "source", panel=_FILES, metavar="FILE", help="Import the collections of an export.")
+@force_option
 def collect(
     screen: Screen,
-    index: IndexFolder,
-    memory: Annotated[
-        str | None, typer.Argument(metavar="MEMORY", help="Memory to show or change, like L3N51. Default: list all.")
-    ] = None,
-    star: Annotated[
-        bool | None, typer.Option("--star/--no-star", help="Add or remove the star.", rich_help_panel=_NOTE)
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Your name for the memory.", rich_help_panel=_NOTE)
-    ] = None,
-    note: Annotated[str | None, typer.Option(metavar="TEXT", help="Your note.", rich_help_panel=_NOTE)] = None,
-    lists: Annotated[
-        list[str] | None,
-        typer.Option("--list", metavar="NAME", help="List to add the memory to (repeatable).", rich_help_panel=_NOTE),
-    ] = None,
-    person: Annotated[
-        str | None,
-        typer.Option("--as", metavar="NAME", help="Author name to record. Default: me.", rich_help_panel=_NOTE),
-    ] = None,
-    export: Annotated[
-        str | None,
-        typer.Option(
-            "--export", metavar="FILE", help="Export the collections to a .json or .csv file.", rich_help_panel=_FILES
-        ),
-    ] = None,
-    source: Annotated[
-        str | None,
-        typer.Option("--import", metavar="FILE", help="Import the collections of an export.", rich_help_panel=_FILES),
-    ] = None,
-    force: Force = False,
+    index: str,
+    memory: str | None,
+    star: bool | None,
+    name: str | None,
+    note: str | None,
+    lists: tuple[str, ...],
+    person: str,
+    export: str | None,
+    source: str | None,
+    force: bool,
 ) -> None:
     """Save memories with a star, a name, a note and lists, or list the saved memories."""
     from memlens.annotations.files import export_text, import_text, is_export, read_export
     from memlens.annotations.records import NOTES, Annotations
 
     annotations = Annotations(memlens.Index(index))
-    parts = {"star": star, "name": name, "note": note, "lists": None if lists is None else tuple(lists)}
+    parts = {"star": star, "name": name, "note": note, "lists": lists or None}
     changes = {part: value for part, value in parts.items() if value is not None}
     if changes and memory is None:
         raise SettingError("name the memory to change, like L3N51")
     if sum((memory is not None, export is not None, source is not None)) > 1:
         raise SettingError("use only one of MEMORY, --import and --export")
     if not changes:
-        refuse_unused({"--as": person}, "has no effect without a change")
+        refuse_options(["--as"], "has no effect without a change")
     if export is None:
-        refuse_unused({"--force": force}, "has no effect without --export")
+        refuse_options(["--force"], "has no effect without --export")
     selected = None if memory is None else annotations.index.check(memory)
     for problem in annotations.list_problems():
         screen.note(f"{visible(str(annotations.path))}: {visible(problem)}")
@@ -78,7 +66,7 @@ def collect(
         with open_output(export, "--export", is_export, force=force) as handle:
             handle.write(export_text(annotations, NOTES, _get_format(export, "--export")).encode())
     elif changes and selected is not None:
-        annotations.change_note(selected, "me" if person is None else person, changes)
+        annotations.change_note(selected, person, changes)
     _print_notes(screen, [note for key, note in annotations.notes().items() if selected in (None, key)])
 
 

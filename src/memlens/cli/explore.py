@@ -6,14 +6,25 @@ Prefixes are aligned at their last token, so that equal endings line up. Long pr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 from rich.cells import cell_len
 from rich.text import Text
 
 import memlens
-from memlens.cli.options import IndexFolder, ModelNow, refuse_others, refuse_unused, with_screen
+from memlens.cli.options import (
+    WholeNumber,
+    argument,
+    flag,
+    given_options,
+    index_argument,
+    location_option,
+    option,
+    refuse_options,
+    refuse_others,
+    verb,
+)
 from memlens.cli.screen import Cell, Screen, command_line, fit_items
 from memlens.errors import SettingError
 from memlens.memory import ROLES, ExpertId, MemoryId, Trigger
@@ -24,6 +35,7 @@ if TYPE_CHECKING:
     from memlens.comparison.compare import IndexComparison, MemoryChange, MemorySide
     from memlens.index.memory import ExpertRecord, MemoryPattern, MemoryRecord, MemoryValue, TokenNumber
     from memlens.index.search import SearchQuery, SearchResult
+    from memlens.models.memory_model import MemoryModel
 
 _TOP = 10  # number of triggers and tokens to show by default
 _NEXT_WIDTH = 16  # width of the token after a prefix
@@ -35,6 +47,7 @@ _MARK_STYLE = "bold black on yellow"
 _UNDERTRAINED = " °"
 _KEY_TOKENS = 8
 _RELATED = 5
+_LIVE = ("--on", "--nearest", "--wires", "--effect")  # options of `show` that load the model
 
 
 def suggest_memory(index: memlens.Index) -> str:
@@ -45,62 +58,44 @@ def suggest_memory(index: memlens.Index) -> str:
     return str(best.name)
 
 
-@with_screen(json=True)
+@verb(json=True)
+@index_argument
+@argument("memory", metavar="MEMORY", help="A memory like L3N51, or an expert like L3E5.")
+@option("--top", type=WholeNumber(1), metavar="N", help="Triggers and tokens to show. Default: 10; all with --json.")
+@flag("--bottom", help="Show the most negative triggers only.")
+@option("--on", metavar="TEXT", help="Show the coefficient at every token of a text (loads the model).")
+@flag("--nearest", help="List the memories with the nearest keys and values (loads the model).")
+@flag("--wires", help="List what its key reads and what its value feeds (loads the model).")
+@flag("--effect", help="List the tokens that change most if the memory is silenced (loads the model).")
+@location_option()
 def show(
     screen: Screen,
-    index: IndexFolder,
-    memory: Annotated[
-        str, typer.Argument(metavar="MEMORY", help="A memory like L3N51, or an expert like L3E5.", show_default=False)
-    ],
-    top: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Triggers and tokens to show. Default: 10; all with --json.")
-    ] = None,
-    bottom: Annotated[bool, typer.Option("--bottom", help="Show the most negative triggers only.")] = False,
-    on: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Show the coefficient at every token of a text (loads the model)."),
-    ] = None,
-    nearest: Annotated[
-        bool, typer.Option("--nearest", help="List the memories with the nearest keys and values (loads the model).")
-    ] = False,
-    wires: Annotated[
-        bool, typer.Option("--wires", help="List what its key reads and what its value feeds (loads the model).")
-    ] = False,
-    effect: Annotated[
-        bool,
-        typer.Option("--effect", help="List the tokens that change most if the memory is silenced (loads the model)."),
-    ] = False,
-    model: ModelNow = None,
+    index: str,
+    memory: str,
+    top: int | None,
+    bottom: bool,
+    on: str | None,
+    nearest: bool,
+    wires: bool,
+    effect: bool,
+    model: str | None,
 ) -> None:
     """Show one memory: its triggers, their patterns, and the tokens it promotes."""
     from memlens.index.memory import ENDS, read_expert, read_memory
     from memlens.pattern.related import related_memories
 
     opened = memlens.Index(index)
-    live = {"--on": on, "--nearest": nearest, "--wires": wires, "--effect": effect}
-    options = live | {"--model": model, "--bottom": bottom, "--top": top}
     if ExpertId.find(memory) is not None:
-        refuse_others(f"an expert ({memory})", options, ["--top"])
+        refuse_others(f"an expert ({memory})", ["--top"])
         expert = read_expert(opened, memory, top if screen.as_json else top or _TOP)
         screen.json(plain(expert)) if screen.as_json else _print_expert(screen, expert)
         return
-    if on is not None:
-        refuse_others("--on", options, ["--on", "--model"])
-        _show_on(screen, opened, memory, on, model)
+    if mode := next((name for name in given_options() if name in _LIVE), None):
+        refuse_others(mode, [mode, "--model", *(["--top"] if mode != "--on" else [])])
+        opened.check(memory)  # raises before a model is loaded
+        _show_live(screen, mode, opened, opened.load_model(model), memory, on or "", top or _TOP)
         return
-    if nearest:
-        refuse_others("--nearest", options, ["--nearest", "--model", "--top"])
-        _show_nearest(screen, opened, memory, top or _TOP, model)
-        return
-    if wires:
-        refuse_others("--wires", options, ["--wires", "--model", "--top"])
-        _show_wires(screen, opened, memory, top or _TOP, model)
-        return
-    if effect:
-        refuse_others("--effect", options, ["--effect", "--model", "--top"])
-        _show_effect(screen, opened, memory, top or _TOP, model)
-        return
-    refuse_unused({"--model": model}, "has no effect without --on, --nearest, --wires or --effect")
+    refuse_options(["--model"], f"has no effect without {', '.join(_LIVE[:-1])} or {_LIVE[-1]}")
     ends = ENDS[1:] if bottom else ENDS
     record = read_memory(opened, memory, ends, top if screen.as_json else None)
     if screen.as_json:
@@ -128,26 +123,32 @@ def show(
         _print_related(screen, opened, record.name)
 
 
-def _show_on(screen: Screen, index: memlens.Index, memory: str, text: str, model: str | None) -> None:
-    """Print the coefficient of a memory at every token of a text."""
-    from memlens.tracer.firing import coefficients_on
+def _show_live(
+    screen: Screen, mode: str, index: memlens.Index, model: MemoryModel, memory: str, text: str, count: int
+) -> None:
+    """Print what one of the options in _LIVE asks for."""
+    if mode == "--on":
+        from memlens.tracer.firing import coefficients_on
 
-    index.check(memory)  # raises before a model is loaded
-    on_text = coefficients_on(index.load_model(model), memory, text)
-    if screen.as_json:
-        screen.json(plain(on_text))
-        return
-    rows = [[quoted(token, 24), number(m)] for token, m in zip(on_text.tokens, on_text.coefficients, strict=True)]
-    screen.table(["token", "coefficient"], rows)
+        on_text = coefficients_on(model, memory, text)
+        pairs = zip(on_text.tokens, on_text.coefficients, strict=True)
+        screen.records(on_text, ["token", "coefficient"], [[quoted(token, 24), number(m)] for token, m in pairs])
+    elif mode == "--nearest":
+        _print_nearest(screen, index, model, memory, count)
+    elif mode == "--wires":
+        from memlens.circuits.wires import wires
+        from memlens.cli.circuit import print_wires
+
+        print_wires(screen, wires(index, model, memory, count))
+    else:
+        _print_effect(screen, index, model, memory, count)
 
 
-def _show_nearest(screen: Screen, index: memlens.Index, memory: str, count: int, model: str | None) -> None:
+def _print_nearest(screen: Screen, index: memlens.Index, model: MemoryModel, memory: str, count: int) -> None:
     """Print the memories with the nearest keys and those with the nearest values, by cosine."""
     from memlens.vocab.nearest import SIDES, nearest_memories
 
-    index.check(memory)  # raises before a model is loaded
-    loaded = index.load_model(model)
-    by_side = {side: nearest_memories(index, loaded, memory, side, count) for side in SIDES}
+    by_side = {side: nearest_memories(index, model, memory, side, count) for side in SIDES}
     if screen.as_json:
         screen.json(by_side)
         return
@@ -158,21 +159,11 @@ def _show_nearest(screen: Screen, index: memlens.Index, memory: str, count: int,
         screen.result()
 
 
-def _show_wires(screen: Screen, index: memlens.Index, memory: str, count: int, model: str | None) -> None:
-    """Print the wires into the key of a memory and out of its value, like `memlens wires`."""
-    from memlens.circuits.wires import wires
-    from memlens.cli.circuit import print_wires
-
-    index.check(memory)  # raises before a model is loaded
-    print_wires(screen, wires(index, index.load_model(model), memory, count))
-
-
-def _show_effect(screen: Screen, index: memlens.Index, memory: str, count: int, model: str | None) -> None:
+def _print_effect(screen: Screen, index: memlens.Index, model: MemoryModel, memory: str, count: int) -> None:
     """Print the tokens whose probability changes most if the memory is silenced, next to a control."""
     from memlens.tracer.token_change import token_change
 
-    index.check(memory)  # raises before a model is loaded
-    result = token_change(index, index.load_model(model), memory, top=count)
+    result = token_change(index, model, memory, top=count)
     if screen.as_json:
         screen.json(plain(result) | {"note": result.note})
         return
@@ -198,25 +189,11 @@ def _print_header(screen: Screen, record: MemoryRecord) -> None:
         pieces.append(Text("never reached: its expert is never chosen", "bold red"))
     if record.dead:
         pieces.append(Text("dead", "bold red"))
-    print_flowing(screen, pieces)
+    screen.flow(pieces)
     screen.result(_histogram(record))
     if record.roles is not None and record.roles.roles:
         numbers = [Text(f"{name} {number(value)}", "dim") for name, value in record.roles.behind.items()]
-        print_flowing(screen, [Text.assemble(("role  ", "dim"), (", ".join(record.roles.roles), "bold")), *numbers])
-
-
-def print_flowing(screen: Screen, pieces: Sequence[Text], gap: str = "   ") -> None:
-    """Print pieces in one line, and in further lines if they do not fit. A piece longer than a line is cut."""
-    lines: list[Text] = []
-    for piece in pieces:
-        if lines and lines[-1].cell_len + len(gap) + piece.cell_len <= screen.out.width:
-            lines[-1] = Text.assemble(lines[-1], gap, piece)
-        else:
-            line = Text.assemble("  " if lines else "", piece)
-            line.truncate(screen.out.width, overflow="ellipsis")
-            lines.append(line)
-    for line in lines:
-        screen.result(line)
+        screen.flow([Text.assemble(("role  ", "dim"), (", ".join(record.roles.roles), "bold")), *numbers])
 
 
 def _histogram(record: MemoryRecord) -> Text:
@@ -273,7 +250,7 @@ def _print_value(screen: Screen, index: memlens.Index, value: MemoryValue, count
     pieces.append(Text.assemble(("max p ", "dim"), number(value.max_p), f" ({value.times_uniform:.2f} x uniform)"))
     for name, fact in (("entropy", value.entropy), ("norm", value.norm)):
         pieces.append(Text.assemble((f"{name} ", "dim"), number(fact)))
-    print_flowing(screen, pieces)
+    screen.flow(pieces)
     share = f"its top tokens are more similar than those of {percent(value.coherence)} of random directions"
     screen.result(Text(share if value.is_clear else f"no clearer than a random direction: {share}", "dim"))
     screen.result(_agreement(value))
@@ -411,117 +388,98 @@ def _print_expert(screen: Screen, expert: ExpertRecord) -> None:
 
 
 _PLACES = ("triggers", "values", "patterns", "name", "fires")
-_CHOICES = {
-    "--class": ("none", "shallow", "semantic", "both"),
-    "--agreement": ("yes", "no"),
-    "--role": ROLES,
-    "--order": ("max", "frequency", "mean", "max_p", "relative", "effect"),
-}
+_CLASSES = ("none", "shallow", "semantic", "both")
 _TOKENS_SHOWN = 12
 _TRIGGERS, _VALUES, _FILTERS = "Matching in triggers", "Matching in values and patterns", "Filters"
 
-_Query = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="QUERY",
-        help="Text to find; in values, one or more tokens. Default: list all memories, sorted by --order.",
-        show_default=False,
-    ),
-]
-_Place = Annotated[
-    str,
-    typer.Option(
-        "--in",
-        metavar="|".join(_PLACES),
-        help="Where to search: triggers, promoted tokens (values), patterns or names; or find memories that fire on "
-        "the text (loads the model).",
-    ),
-]
-_Ends = Annotated[bool, typer.Option("--ends", help="Match at the end of a trigger only.", rich_help_panel=_TRIGGERS)]
-_IgnoreCase = Annotated[
-    bool | None,
-    typer.Option(
-        "--ignore-case/--match-case",
-        "-i",
-        help="Ignore or match case. Default: match only if the text has capitals.",
-        show_default=False,
-        rich_help_panel=_TRIGGERS,
-    ),
-]
-_Substring = Annotated[
-    bool,
-    typer.Option("--substring", help="Match within tokens and words.", rich_help_panel=_VALUES),
-]
-_Bottom = Annotated[
-    bool, typer.Option("--bottom", help="Find memories that demote the token.", rich_help_panel=_VALUES)
-]
-_Layers = Annotated[str | None, typer.Option(metavar="0-5,11", help="Layers to search.", rich_help_panel=_FILTERS)]
-_Kind = Annotated[
-    str | None,
-    typer.Option(
-        "--class",
-        metavar="|".join(_CHOICES["--class"]),
-        help="Class of the patterns that the triggers share.",
-        rich_help_panel=_FILTERS,
-    ),
-]
-_Agreement = Annotated[
-    str | None,
-    typer.Option(
-        metavar="yes|no", help="Whether the value's top token follows the top trigger.", rich_help_panel=_FILTERS
-    ),
-]
-_Role = Annotated[str | None, typer.Option(metavar="ROLE", help=f"Role: {', '.join(ROLES)}.", rich_help_panel=_FILTERS)]
-_Order = Annotated[
-    str | None,
-    typer.Option(
-        metavar="|".join(_CHOICES["--order"]),
-        help="Sort order. Default: max without QUERY, relative with --in fires.",
-    ),
-]
 
-
-@with_screen(json=True)
+@verb(json=True)
+@index_argument
+@argument(
+    "query",
+    nargs=-1,
+    metavar="QUERY",
+    help="Text to find; in values, one or more tokens. Default: list all memories, sorted by --order.",
+)
+@option(
+    "--in",
+    "place",
+    default="triggers",
+    metavar="|".join(_PLACES),
+    help="Where to search: triggers, promoted tokens (values), patterns or names; or find memories that fire on "
+    "the text (loads the model).",
+)
+@option("--limit", type=int, default=20, metavar="N", help="Memories to list.")
+@option(
+    "--order",
+    type=click.Choice(("max", "frequency", "mean", "max_p", "relative", "effect")),
+    metavar="ORDER",
+    help="Sort by max (default), frequency, mean or max_p or, with --in fires, by relative (default) or effect.",
+)
+@flag("--ends", panel=_TRIGGERS, help="Match at the end of a trigger only.")
+@option(
+    "--ignore-case/--match-case",
+    "-i",
+    panel=_TRIGGERS,
+    help="Ignore or match case. Default: match only if the text has capitals.",
+)
+@flag("--substring", panel=_VALUES, help="Match within tokens and words.")
+@flag("--bottom", panel=_VALUES, help="Find memories that demote the token.")
+@option("--layers", panel=_FILTERS, metavar="0-5,11", help="Layers to search.")
+@option(
+    "--class",
+    "kind",
+    panel=_FILTERS,
+    type=click.Choice(_CLASSES),
+    metavar="|".join(_CLASSES),
+    help="Class of the patterns that the triggers share.",
+)
+@option(
+    "--agreement",
+    type=click.Choice(("yes", "no")),
+    panel=_FILTERS,
+    metavar="yes|no",
+    help="Whether the top token of the value follows the top trigger.",
+)
+@option(
+    "--role", type=click.Choice(ROLES), panel=_FILTERS, metavar="ROLE", help=f"One of the roles {', '.join(ROLES)}."
+)
+@location_option()
 def search(
     screen: Screen,
-    index: IndexFolder,
-    query: _Query = None,
-    place: _Place = "triggers",
-    limit: Annotated[int, typer.Option(metavar="N", help="Memories to list.")] = 20,
-    order: _Order = None,
-    ends: _Ends = False,
-    ignore_case: _IgnoreCase = None,
-    substring: _Substring = False,
-    bottom: _Bottom = False,
-    layers: _Layers = None,
-    kind: _Kind = None,
-    agreement: _Agreement = None,
-    role: _Role = None,
-    model: ModelNow = None,
+    index: str,
+    query: tuple[str, ...],
+    place: str,
+    limit: int,
+    order: str | None,
+    ends: bool,
+    ignore_case: bool | None,
+    substring: bool,
+    bottom: bool,
+    layers: str | None,
+    kind: str | None,
+    agreement: str | None,
+    role: str | None,
+    model: str | None,
 ) -> None:
     """Find memories by their triggers, promoted tokens (--in values), patterns or names."""
     from memlens.index import search as engine
 
     opened = memlens.Index(index)
-    choices = {"--class": kind, "--agreement": agreement, "--role": role, "--order": order}
-    for option, choice in choices.items():
-        if choice is not None and choice not in _CHOICES[option]:
-            raise SettingError(f"{option} is '{choice}'; choose one of: {', '.join(_CHOICES[option])}")
-    matching = {"--ends": ends, "--ignore-case or --match-case": ignore_case is not None, "--substring": substring}
     if place == "fires":
-        refuse_others("--in fires", {**matching, "--bottom": bottom, **choices}, ["--order"])
-        _search_firing(screen, opened, query or [], order, layers, limit, model)
+        refuse_others("--in fires", ["--in", "--order", "--layers", "--limit", "--model"])
+        _search_firing(screen, opened, query, order, layers, limit, model)
         return
-    refuse_unused({"--model": model}, "has no effect without --in fires")
+    refuse_options(["--model"], "has no effect without --in fires")
     if not query:
-        refuse_unused(matching, "has no effect without QUERY")
+        refuse_options(["--ends", "--ignore-case", "--match-case", "--substring"], "has no effect without QUERY")
     if order in ("relative", "effect"):
         raise SettingError(f"--order {order} needs --in fires; choose max, frequency, mean or max_p")
     if query and order is not None:
         raise SettingError("--order has no effect with QUERY; leave it out")
     filters: dict[str, Any] = {"kind": kind, "agreement": agreement, "role": role, "order": order or "max"}
     asked = engine.SearchQuery(
-        tuple(query or ()),
+        query,
         place=place,  # type: ignore[arg-type]  # checked by SearchQuery
         layers=None if layers is None else parse_layers(layers),
         limit=limit,
@@ -541,7 +499,7 @@ def search(
 def _search_firing(
     screen: Screen,
     index: memlens.Index,
-    query: list[str],
+    query: tuple[str, ...],
     order: str | None,
     layers: str | None,
     limit: int,
@@ -663,28 +621,18 @@ def _join_tokens(tokens: Any) -> str:
 _MEASURES = {"prefixes": "trigger prefixes", "endings": "last tokens of triggers", "tokens": "promoted tokens"}
 
 
-@with_screen(json=True)
-def compare(
-    screen: Screen,
-    index: IndexFolder,
-    other: Annotated[
-        str, typer.Argument(metavar="OTHER", help="Index to compare with; may be the same.", show_default=False)
-    ],
-    by: Annotated[
-        str, typer.Option(metavar="triggers|values|patterns|roles", help="Property to compare.")
-    ] = "triggers",
-    top: Annotated[int, typer.Option(metavar="N", help="Memories to list.")] = 20,
-    layers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A:B", help="Match the memories of two layers by similarity. Default: memories of the same name."
-        ),
-    ] = None,
-    alike: Annotated[
-        bool | None,
-        typer.Option("--alike/--changed", help="What to list first. Default: changed; alike with --layers."),
-    ] = None,
-) -> None:
+@verb(json=True)
+@index_argument
+@argument("other", metavar="OTHER", help="Index to compare with; may be the same.")
+@option("--by", default="triggers", metavar="triggers|values|patterns|roles", help="Property to compare.")
+@option("--top", type=int, default=20, metavar="N", help="Memories to list.")
+@option(
+    "--layers",
+    metavar="A:B",
+    help="Match the memories of two layers by similarity. Default: memories of the same name.",
+)
+@option("--alike/--changed", help="What to list first. Default: changed; alike with --layers.")
+def compare(screen: Screen, index: str, other: str, by: str, top: int, layers: str | None, alike: bool | None) -> None:
     """Find the memories that changed most between two indexes, or the most similar ones of two layers."""
     from memlens.comparison.compare import compare_indexes
 
@@ -700,7 +648,7 @@ def compare(
         "most alike first" if comparison.alike else "most changed first",
     ]
     models = Text.assemble((before, "bold"), (" → ", "dim"), (after, "bold"))
-    print_flowing(screen, [models, *(Text(fact, "dim") for fact in facts)], gap=", ")
+    screen.flow([models, *(Text(fact, "dim") for fact in facts)], gap=", ")
     screen.result()
     rows: list[list[Any]] = [
         [

@@ -5,22 +5,24 @@ from __future__ import annotations
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 from rich.text import Text
 
 import memlens
 from memlens.cli.explore import suggest_memory
 from memlens.cli.options import (
-    Force,
-    IndexFolder,
-    ModelNow,
-    Resume,
-    refuse_others,
-    refuse_unused,
-    with_screen,
-    with_settings,
+    argument,
+    flag,
+    force_option,
+    index_argument,
+    location_option,
+    option,
+    refuse_options,
+    resume_option,
+    settings_options,
+    verb,
 )
 from memlens.cli.screen import ProgressBar, Screen, command_line, open_output
 from memlens.errors import FilesError, IndexFolderError, SettingError, needing
@@ -31,10 +33,7 @@ from memlens.text import size, visible
 if TYPE_CHECKING:
     from memlens.web.security import Access
 
-Repo = Annotated[
-    str,
-    typer.Argument(metavar="REPO", help="Dataset repository: OWNER/NAME or OWNER/NAME@REVISION.", show_default=False),
-]
+repo_argument = argument("repo", metavar="REPO", help="Dataset repository: OWNER/NAME or OWNER/NAME@REVISION.")
 _STYLES = {
     "whole": "green",
     "damaged": "bold red",
@@ -44,8 +43,9 @@ _STYLES = {
 }
 
 
-@with_screen(json=True)
-def check(screen: Screen, index: IndexFolder) -> None:
+@verb(json=True)
+@index_argument
+def check(screen: Screen, index: str) -> None:
     """Verify every file of an index. The exit code is 2 if a file is damaged or cannot be read."""
     with ProgressBar(screen, first="check") as progress:
         checked = memlens.check(index, progress=progress)
@@ -75,8 +75,10 @@ def check(screen: Screen, index: IndexFolder) -> None:
         raise FilesError(f"{visible(first.file)} was not checked: {first.detail}")
 
 
-@with_screen(json=True)
-def repair(screen: Screen, index: IndexFolder, model: ModelNow = None) -> None:
+@verb(json=True)
+@index_argument
+@location_option()
+def repair(screen: Screen, index: str, model: str | None) -> None:
     """Restore a damaged manifest, and rebuild damaged or outdated tables of values, patterns and experiments."""
     from memlens.index.check import restore_manifest
     from memlens.index.format import located
@@ -94,75 +96,55 @@ def repair(screen: Screen, index: IndexFolder, model: ModelNow = None) -> None:
 _RECORDS = {"jsonl": "memories", "csv": "triggers"}  # format -> name of its records
 
 
-@with_screen(json=False)
-def export(
-    screen: Screen,
-    index: IndexFolder,
-    format_: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            metavar="jsonl|csv|neuronpedia",
-            help="jsonl: one memory per line; csv: one trigger per row; neuronpedia: a folder (loads the model).",
-        ),
-    ] = "jsonl",
-    out: Annotated[
-        str | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Output file, or folder for neuronpedia. Default: stdout."),
-    ] = None,
-    top: Annotated[
-        int | None, typer.Option(metavar="N", help="Triggers per memory, with neuronpedia only. Default: 20.")
-    ] = None,
-    force: Force = False,
-    model: ModelNow = None,
-) -> None:
+@verb(json=False)
+@index_argument
+@option(
+    "--format",
+    "format_",
+    default="jsonl",
+    type=click.Choice(("jsonl", "csv", "neuronpedia")),
+    metavar="jsonl|csv|neuronpedia",
+    help="jsonl: one memory per line; csv: one trigger per row; neuronpedia: a folder (loads the model).",
+)
+@option("--out", "-o", metavar="FILE", help="Output file, or folder for neuronpedia. Default: stdout.")
+@option("--top", type=int, default=20, metavar="N", help="Triggers per memory. Only with --format neuronpedia.")
+@force_option
+@location_option()
+def export(screen: Screen, index: str, format_: str, out: str | None, top: int, force: bool, model: str | None) -> None:
     """Export all memories and triggers as JSON Lines, CSV, or for Neuronpedia."""
     from memlens.index.export import FORMATS, is_export
 
     if format_ == "neuronpedia":
         _export_neuronpedia(screen, index, out, model, top, force)
         return
-    if format_ not in FORMATS:
-        raise SettingError(f"--format is '{format_}'; choose one of: {', '.join(FORMATS)}, neuronpedia")
-    refuse_others(f"--format {format_}", {"--model": model, "--top": top}, [])
+    refuse_options(["--model", "--top"], f"has no effect with --format {format_}")
     if out is None:
-        refuse_unused({"--force": force}, "has no effect without -o")
+        refuse_options(["--force"], "has no effect without -o")
     opened = memlens.Index(index)
     with open_output(out, "-o", is_export, force=force) as handle:
         count = FORMATS[format_](opened, handle)
     screen.note(f"wrote {count:,} {_RECORDS[format_]}{'' if out is None else ' to ' + visible(out)}")
 
 
-def _export_neuronpedia(
-    screen: Screen, index: str, out: str | None, model: str | None, top: int | None, force: bool
-) -> None:
+def _export_neuronpedia(screen: Screen, index: str, out: str | None, model: str | None, top: int, force: bool) -> None:
     if out is None:
         raise SettingError("--format neuronpedia writes a folder; name it with -o")
     opened = memlens.Index(index)
     with ProgressBar(screen, first="model") as progress:
-        from memlens.index.neuronpedia import TOP, export_neuronpedia
+        from memlens.index.neuronpedia import export_neuronpedia
 
         loaded = opened.load_model(model)
-        count = export_neuronpedia(
-            opened, Path(out), loaded, top=TOP if top is None else top, force=force, progress=progress
-        )
+        count = export_neuronpedia(opened, Path(out), loaded, top=top, force=force, progress=progress)
     screen.result(visible(out))
     screen.note(f"wrote {count:,} memories in {len(opened.layers)} sources")
 
 
-@with_screen(json=True)
-def report(
-    screen: Screen,
-    index: IndexFolder,
-    out: Annotated[
-        str | None,
-        typer.Option("--out", "-o", metavar="FILE.html", help="File to write. Default: report.html in the index."),
-    ] = None,
-    assets: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Folder for each chart as SVG, PDF and CSV.")
-    ] = None,
-    force: Force = False,
-) -> None:
+@verb(json=True)
+@index_argument
+@option("--out", "-o", metavar="FILE.html", help="File to write. Default: report.html in the index.")
+@option("--assets", metavar="DIR", help="Folder for each chart as SVG, PDF and CSV.")
+@force_option
+def report(screen: Screen, index: str, out: str | None, assets: str | None, force: bool) -> None:
     """Write one self-contained HTML page with every chart next to the published one."""
     opened = memlens.Index(index)
     with ProgressBar(screen) as progress:
@@ -188,25 +170,20 @@ def report(
         screen.note(f"{len(missing)} of {len(EXPERIMENTS)} experiments are missing; next: {command}")
 
 
-@with_screen(json=True)
+@verb(json=True)
+@index_argument
+@option("--out", "-o", required=True, metavar="DIR", help="Folder to write the site to.")
+@option("--layers", metavar="0-5,11", help="Layers to include. Default: all.")
+@option("--top", type=int, default=10, metavar="N", help="Triggers per end of a memory.")
+@option("--circuit", multiple=True, metavar="FILE", help="Circuit to include, from `circuit --save` (repeatable).")
+@force_option
 def site(
-    screen: Screen,
-    index: IndexFolder,
-    out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="Folder to write the site to.")],
-    layers: Annotated[str | None, typer.Option(metavar="0-5,11", help="Layers to include. Default: all.")] = None,
-    top: Annotated[int, typer.Option(metavar="N", help="Triggers per end of a memory.")] = 10,
-    circuit: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="Circuit to include, from `circuit --save` (repeatable)."),
-    ] = None,
-    force: Force = False,
+    screen: Screen, index: str, out: str, layers: str | None, top: int, circuit: tuple[str, ...], force: bool
 ) -> None:
     """Write the workbench as static files for any web host or for opening from disk."""
     refuse_without_workbench()
     with ProgressBar(screen, first="site") as progress:
-        first = memlens.site(
-            index, out=out, layers=layers, top=top, circuits=circuit or (), force=force, progress=progress
-        )
+        first = memlens.site(index, out=out, layers=layers, top=top, circuits=circuit, force=force, progress=progress)
     sizes = [path.stat().st_size for path in first.parent.rglob("*") if path.is_file()]
     if screen.as_json:
         screen.json({"site": str(first.parent), "page": str(first), "files": len(sizes), "bytes": sum(sizes)})
@@ -233,38 +210,52 @@ def _find_model(screen: Screen, index: str) -> str | None:
     return None
 
 
-@with_settings(LiveSettings)
-@with_screen(json=False)
+@verb(json=False)
+@index_argument
+@settings_options(LiveSettings)
+@option("--port", type=int, default=8000, metavar="N", help="Port; 0 selects a free one.")
+@option("--model", metavar="MODEL", help="Current location of the model. Default: where it was scanned.")
+@flag("--no-model", help="Do not load a model; disables live pages.")
+@option("--compare", metavar="INDEX", help="Second index, for the Compare page.")
+@option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on. Other machines need a token.")
 def serve(
     screen: Screen,
-    index: IndexFolder,
-    port: Annotated[int, typer.Option(metavar="N", help="Port; 0 selects a free one.")] = 8000,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="Current location of the model. Default: where it was scanned."),
-    ] = None,
-    no_model: Annotated[bool, typer.Option("--no-model", help="Do not load a model; disables live pages.")] = False,
-    compare: Annotated[str | None, typer.Option(metavar="INDEX", help="Second index, for the Compare page.")] = None,
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to listen on. Other machines need a token.")
-    ] = "127.0.0.1",
+    index: str,
+    port: int,
+    model: str | None,
+    no_model: bool,
+    compare: str | None,
+    host: str,
     **options: Any,
 ) -> None:
     """Serve the workbench: browse, search and trace in the browser."""
-    refuse_without_workbench()
-    from memlens.web.app import serve as serve_workbench
-    from memlens.web.workbench import Workbench
-
-    if model is not None and no_model:
-        raise SettingError("--model and --no-model exclude each other; choose one")
     if no_model:
-        refuse_others("--no-model", {option_name(name): True for name in options}, [])
+        refuse_options(["--model"], "and --no-model exclude each other")
+        refuse_options(map(option_name, options), "has no effect with --no-model")
+    refuse_without_workbench()
     if model is not None and not (model and Path(model).is_dir()):  # loading checks a folder
         from memlens.models.load import refuse_missing
 
         refuse_missing(model)
     source = model or (None if no_model else _find_model(screen, index))
-    workbench = Workbench(index, source, compare, LiveSettings(**options))
+    open_workbench(screen, index, source, port=port, host=host, compare=compare, limits=LiveSettings(**options))
+
+
+def open_workbench(
+    screen: Screen,
+    index: str,
+    model: str | None,
+    *,
+    port: int,
+    host: str = "127.0.0.1",
+    compare: str | None = None,
+    limits: LiveSettings | None = None,
+) -> None:
+    """Serve the workbench until Ctrl-C."""
+    from memlens.web.app import serve as serve_workbench
+    from memlens.web.workbench import Workbench
+
+    workbench = Workbench(index, model, compare, limits or LiveSettings())
     workbench.on_failure = lambda reason: screen.note(f"live pages do not work: {reason}")
 
     def print_address(address: str, access: Access) -> None:
@@ -281,13 +272,11 @@ def serve(
         return  # Ctrl-C is the usual way to stop the server
 
 
-@with_screen(json=True)
-def push(
-    screen: Screen,
-    index: IndexFolder,
-    repo: Repo,
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-) -> None:
+@verb(json=True)
+@index_argument
+@repo_argument
+@flag("--private", help="Make a new repository private.")
+def push(screen: Screen, index: str, repo: str, private: bool) -> None:
     """Upload an index to the Hugging Face Hub, without annotations."""
     with ProgressBar(screen, first="push") as progress:
         pushed = memlens.push(index, repo, private=private, progress=progress)
@@ -299,16 +288,11 @@ def push(
     screen.note(f"{pushed.files} tables, {size(pushed.bytes)}; others can use it: {command}")
 
 
-@with_screen(json=True)
-def pull(
-    screen: Screen,
-    repo: Repo,
-    out: Annotated[
-        str | None,
-        typer.Option("--out", "-o", metavar="INDEX", help="Folder to write. Default: the repository's name."),
-    ] = None,
-    resume: Resume = True,
-) -> None:
+@verb(json=True)
+@repo_argument
+@option("--out", "-o", metavar="INDEX", help="Folder to write. Default: the repository's name.")
+@resume_option
+def pull(screen: Screen, repo: str, out: str | None, resume: bool) -> None:
     """Download an index from the Hugging Face Hub and verify its checksums."""
     with ProgressBar(screen, first="pull") as progress:
         index = memlens.pull(repo, out=out, resume=resume, progress=progress)

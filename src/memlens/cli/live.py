@@ -6,28 +6,28 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.text import Text
 
 import memlens
-from memlens.cli.explore import print_flowing
 from memlens.cli.options import (
-    Device,
-    Force,
-    IndexDtype,
-    ModelNow,
-    ModelOrIndex,
-    against_option,
+    WholeNumber,
+    argument,
+    flag,
+    force_option,
+    model_or_index_argument,
+    open_model_options,
+    option,
+    refuse_options,
     refuse_others,
-    token_option,
-    with_screen,
-    with_settings,
+    settings_options,
+    token_options,
+    verb,
 )
 from memlens.cli.screen import Cell, ProgressBar, Screen, check_outputs, command_line, fit_items
 from memlens.errors import SettingError
-from memlens.settings import ProbeSettings, option_name
+from memlens.settings import ProbeSettings
 from memlens.text import MISSING, cut_left, number, plain, quoted, tail, visible
 
 if TYPE_CHECKING:
@@ -44,72 +44,68 @@ _MIN_PROMPT_WIDTH = 20
 _MEMORIES = 10  # memories to list below the layers
 _CASE_STYLES = {"composition": "yellow", "ffn": "green", "reversal": "red"}
 
-_Sets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="L3N51=0",
-        help="Silence (=0), set (=3.5) or scale (=x2) a memory, or silence a layer (L3=0) (repeatable).",
-        rich_help_panel=_EDITS,
-    ),
-]
-_At = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--at",
-        metavar="N",
-        help="Token position where --set applies (repeatable). Default: everywhere.",
-        rich_help_panel=_EDITS,
-    ),
-]
 
-
-@with_screen(json=True)
+@verb(json=True)
+@model_or_index_argument
+@argument("prompt", metavar="PROMPT", help="Text to trace.")
+@option("--top", type=int, default=3, metavar="K", help="Tokens and memories to list per layer.")
+@option("--position", type=int, default=-1, metavar="N", help="Token position to trace, from 0; -1 is the last one.")
+@token_options()
+@option(
+    "--set",
+    "sets",
+    multiple=True,
+    panel=_EDITS,
+    metavar="L3N51=0",
+    help="Silence (=0), set (=3.5) or scale (=x2) a memory, or silence a layer (L3=0) (repeatable).",
+)
+@option(
+    "--at",
+    multiple=True,
+    type=int,
+    panel=_EDITS,
+    metavar="N",
+    help="Token position where --set applies (repeatable). Default: everywhere.",
+)
+@option("--file", type=Path, panel=_EDITS, metavar="FILE", help="Replay a saved intervention.")
+@option("--save", type=Path, panel=_EDITS, metavar="FILE", help="Save the intervention as JSON.")
+@flag("--force", panel=_EDITS, help="Let --save replace a file that memlens did not write.")
+@option("--generate", type=WholeNumber(0), default=0, panel=_TEXT, metavar="N", help="Tokens to generate.")
+@option("--temperature", type=float, default=0.0, panel=_TEXT, metavar="T", help="Sampling temperature; 0 is greedy.")
+@option("--seed", type=int, default=0, panel=_TEXT, metavar="N", help="Random seed for sampling.")
+@open_model_options
 def trace(
     screen: Screen,
-    model: ModelOrIndex,
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text to trace.", show_default=False)],
-    top: Annotated[int, typer.Option(metavar="K", help="Tokens and memories to list per layer.")] = 3,
-    position: Annotated[
-        int, typer.Option(metavar="N", help="Token position to trace, from 0; -1 is the last one.")
-    ] = -1,
-    token: Annotated[str | None, token_option()] = None,
-    against: Annotated[str | None, against_option()] = None,
-    sets: _Sets = None,
-    at: _At = None,
-    file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Replay a saved intervention.", rich_help_panel=_EDITS)
-    ] = None,
-    save: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Save the intervention as JSON.", rich_help_panel=_EDITS)
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Let --save replace a file that memlens did not write.", rich_help_panel=_EDITS),
-    ] = False,
-    generate: Annotated[int, typer.Option(metavar="N", min=0, help="Tokens to generate.", rich_help_panel=_TEXT)] = 0,
-    temperature: Annotated[
-        float, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy.", rich_help_panel=_TEXT)
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(metavar="N", help="Random seed for sampling.", rich_help_panel=_TEXT)] = 0,
-    where: ModelNow = None,
-    device: Device = "auto",
-    dtype: IndexDtype = None,
+    model: str,
+    prompt: str,
+    top: int,
+    position: int,
+    token: str | None,
+    against: str | None,
+    sets: tuple[str, ...],
+    at: tuple[int, ...],
+    file: Path | None,
+    save: Path | None,
+    force: bool,
+    generate: int,
+    temperature: float,
+    seed: int,
+    place: dict[str, Any],
 ) -> None:
     """Trace a prompt: the active memories of each layer, the tokens they promote, and the layer's prediction."""
-    intervention = _read_intervention(sets or [], at, file)
+    intervention = _read_intervention(sets, at, file)
     if save is not None and intervention is None:
         raise SettingError(f"there is no intervention to save in {save}; add --set")
     from memlens.tracer.intervention import is_intervention
 
     check_outputs({"--save": (save, is_intervention)}, force=force)
-    if not generate and (temperature != 0 or seed != 0):
-        raise SettingError("--temperature and --seed have no effect without --generate")
-    if temperature == 0 and seed != 0:
-        raise SettingError("--seed has no effect with --temperature 0; leave it out")
+    if not generate:
+        refuse_options(["--temperature", "--seed"], "has no effect without --generate")
+    if temperature == 0:
+        refuse_options(["--seed"], "has no effect with --temperature 0")
     from memlens.tracer.prompt import open_model
 
-    loaded, index = open_model(model, where=where, device=device, dtype=dtype)
+    loaded, index = open_model(model, **place)
     if intervention is not None and (screen.as_json or save is not None or file is not None):
         intervention = intervention.meant_for(loaded)  # add the fingerprint for later checks
     result = _run_trace(loaded, index, prompt, intervention, position=position, token=token, against=against, top=top)
@@ -126,7 +122,7 @@ def trace(
     print_continuations(screen, texts)
 
 
-def _read_intervention(sets: list[str], at: list[int] | None, file: Path | None) -> Intervention | None:
+def _read_intervention(sets: Sequence[str], at: Sequence[int], file: Path | None) -> Intervention | None:
     """Return the edits of --file followed by those of --set, or None without both."""
     from memlens.tracer.intervention import Intervention
 
@@ -134,7 +130,7 @@ def _read_intervention(sets: list[str], at: list[int] | None, file: Path | None)
         raise SettingError("--at has no effect without --set")
     parts = [] if file is None else [Intervention.load(file)]
     if sets:
-        parts.append(Intervention.parse(*sets, positions=at or None))
+        parts.append(Intervention.parse(*sets, positions=list(at) or None))
         _refuse_overwritten(parts[-1].edits)
     if not parts:
         return None
@@ -181,14 +177,14 @@ def print_trace(screen: Screen, trace: Trace, top: int) -> None:
     """Print the prediction, a row per layer, the parts of the logit, and the memories with the largest effect."""
     place = f"   position {trace.position}   {visible(trace.model)}"
     width = max(screen.out.width - Text(place).cell_len, _MIN_PROMPT_WIDTH)
-    print_flowing(screen, [Text.assemble((cut_left(visible(trace.text), width), "bold"), place)])
+    screen.flow([Text.assemble((cut_left(visible(trace.text), width), "bold"), place)])
     pieces = [
         Text.assemble(("predicts ", "dim"), _share(trace.prediction)),
         Text.assemble(("settled in layer ", "dim"), str(trace.settled)),
     ]
     if trace.token.id != trace.prediction.id:
         pieces.append(Text.assemble(("traced ", "dim"), _share(trace.token), f" rank {trace.rank}"))
-    print_flowing(screen, pieces)
+    screen.flow(pieces)
     screen.result()
     rows: list[list[Any]] = [
         [
@@ -215,10 +211,10 @@ def _print_parts(screen: Screen, trace: Trace) -> None:
         whole.append_text(Text.assemble((" and ", "dim"), _quote(trace.against)))
     whole.append_text(Text.assemble(f" {number(trace.logit)}", (" =", "dim")))
     parts = [Text(f"{name} {value:+.3f}") for name, value in trace.parts.items() if value != 0]
-    print_flowing(screen, [whole, *parts], gap="  ")
+    screen.flow([whole, *parts], gap="  ")
     if not trace.is_plain_logit:
         words = f"({trace.logit_name}: {trace.logit_is})".split()
-        print_flowing(screen, [Text(word, "dim") for word in words], gap=" ")
+        screen.flow([Text(word, "dim") for word in words], gap=" ")
 
 
 def _print_memories(screen: Screen, memories: Sequence[TracedMemory], top: int) -> None:
@@ -243,7 +239,7 @@ def print_effect(screen: Screen, effect: InterventionEffect) -> None:
     before, after = effect.before, effect.after
     screen.result()
     edits = [Text(visible(str(edit)), "bold") for edit in effect.intervention.edits]
-    print_flowing(screen, [Text("with", "dim"), *edits], gap="  ")
+    screen.flow([Text("with", "dim"), *edits], gap="  ")
     changes = [
         Text.assemble(("KL ", "dim"), number(effect.kl)),
         Text.assemble(
@@ -251,7 +247,7 @@ def print_effect(screen: Screen, effect: InterventionEffect) -> None:
         ),
         Text.assemble(("p ", "dim"), _describe_change(before.token.p, after.token.p)),
     ]
-    print_flowing(screen, changes)
+    screen.flow(changes)
     screen.result()
     pairs = zip(before.layers[-1].output, after.layers[-1].output, strict=True)
     tokens: list[list[Any]] = [
@@ -301,47 +297,40 @@ def _quote(token: Token, width: int = _TOKEN_WIDTH) -> str:
 _USE = "Use a probe"
 
 
-@with_settings(ProbeSettings)
-@with_screen(json=True)
+@verb(json=True)
+@model_or_index_argument
+@argument("labels", metavar="LABELS", help=".csv or .jsonl file with a text and a label per row.")
+@settings_options(ProbeSettings)
+@option("--save", type=Path, panel=_USE, metavar="FILE", help="Save the best probe as JSON.")
+@option("--apply", type=Path, panel=_USE, metavar="FILE", help="Apply a saved probe to the texts in LABELS.")
+@option(
+    "--steer",
+    type=Path,
+    panel=_USE,
+    metavar="FILE",
+    help="Write an intervention for `memlens trace --file`; needs --towards.",
+)
+@option("--towards", panel=_USE, metavar="LABEL", help="Label that --steer moves towards.")
+@option(
+    "--strength",
+    type=float,
+    panel=_USE,
+    metavar="X",
+    help="Strength of --steer; 1 sets memories to their mean for the label. Default: 1.",
+)
+@force_option
+@open_model_options
 def probe(
     screen: Screen,
-    model: ModelOrIndex,
-    labels: Annotated[
-        str,
-        typer.Argument(
-            metavar="LABELS", help=".csv or .jsonl file with a text and a label per row.", show_default=False
-        ),
-    ],
-    save: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Save the best probe as JSON.", rich_help_panel=_USE)
-    ] = None,
-    apply: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Apply a saved probe to the texts in LABELS.", rich_help_panel=_USE),
-    ] = None,
-    steer: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write an intervention for `memlens trace --file`; needs --towards.",
-            rich_help_panel=_USE,
-        ),
-    ] = None,
-    towards: Annotated[
-        str | None, typer.Option(metavar="LABEL", help="Label that --steer moves towards.", rich_help_panel=_USE)
-    ] = None,
-    strength: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            help="Strength of --steer; 1 sets memories to their mean for the label. Default: 1.",
-            rich_help_panel=_USE,
-        ),
-    ] = None,
-    force: Force = False,
-    where: ModelNow = None,
-    device: Device = "auto",
-    dtype: IndexDtype = None,
+    model: str,
+    labels: str,
+    save: Path | None,
+    apply: Path | None,
+    steer: Path | None,
+    towards: str | None,
+    strength: float | None,
+    force: bool,
+    place: dict[str, Any],
     **options: Any,
 ) -> None:
     """Find the memories that encode a concept: fit sparse probes to labeled texts."""
@@ -353,12 +342,11 @@ def probe(
     from memlens.tracer.intervention import is_intervention
 
     check_outputs({"--save": (save, is_probe), "--steer": (steer, is_intervention)}, force=force)
-    place = {"where": where, "device": device, "dtype": dtype}
     if apply is None:
         fitted = _fit(screen, model, labels, towards, options, place)
     else:
-        given = {option_name(name): value for name, value in options.items()}
-        refuse_others("--apply", {"--save": save, **given}, ["--column"])
+        allowed = ["--apply", "--column", "--steer", "--towards", "--strength", "--force"]
+        refuse_others("--apply", [*allowed, "--model", "--device", "--dtype"])
         fitted = _apply(screen, apply, model, labels, towards, ProbeSettings(**options).column, place)
     if save is not None:
         fitted.save(save, force=force)

@@ -1,141 +1,240 @@
-"""Options of the command line: those that several verbs share, and those generated from settings dataclasses."""
+"""Verbs and their options: how a function becomes a verb, options that several verbs share, and options generated from
+settings dataclasses.
+
+    @verb(json=True)
+    @index_argument
+    @option("--top", type=int, default=10, metavar="N", help="Number of memories to list.")
+    def show(screen: Screen, index: str, top: int) -> None: ...
+"""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import wraps
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
-import typer
+import click
+from click.core import ParameterSource
 
+from memlens.cli.help import OUTPUT, Option, VerbCommand
 from memlens.cli.screen import Screen
 from memlens.errors import SettingError
 from memlens.settings import RUN, RunSettings, is_hub_source, option_name
 
-Verb = Callable[..., None]
-OUTPUT = "Output"  # title of the last group of options in every help text
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+argument = click.argument
 
 
-@dataclass(frozen=True)
-class Group:
-    """A verb with subcommands. The callback receives the arguments before the subcommand (`annotate INDEX label`)."""
-
-    callback: Verb
-    commands: Mapping[str, "Verb | Group"]
-    needs_command: bool = True  # if False, the callback also runs without a subcommand
+def option(*names: str, **attributes: Any) -> Decorator:
+    """Add an option to a verb. `panel` is its heading in the help text."""
+    return click.option(*names, cls=Option, **attributes)
 
 
-def setting(settings: type, name: str, option: str | None = None) -> Any:
-    """Return the option for a field of a settings class, under another name if `option` is given."""
+def flag(*names: str, **attributes: Any) -> Decorator:
+    """Add an option without a value to a verb."""
+    return option(*names, is_flag=True, default=False, **attributes)
+
+
+class WholeNumber(click.ParamType):
+    """A whole number of an option, with limits."""
+
+    name = "number"
+
+    def __init__(self, minimum: int, maximum: int | None = None) -> None:
+        self.minimum, self.maximum = minimum, maximum
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            self.fail(f"'{value}' is not a valid integer", param, ctx)
+        if number < self.minimum:
+            self.fail(f"{number} is less than {self.minimum}", param, ctx)
+        if self.maximum is not None and number > self.maximum:
+            self.fail(f"{number} is more than {self.maximum:,}", param, ctx)
+        return number
+
+
+def verb(
+    name: str | None = None, *, json: bool, parent: click.Group | None = None
+) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a function a verb with the options --quiet, --verbose and, with `json`, --json.
+
+    The function receives a Screen and the values of its arguments and options. If it has a parameter `**options`, that
+    parameter contains only options that the user gave, so that all other options have the defaults of the library.
+
+    Args:
+        name: Name of the verb. By default, the name of the function.
+        json: True if the verb can print its result as JSON.
+        parent: The verb of which this one is a subcommand.
+    """
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        parameters = inspect.signature(function).parameters.values()
+        named = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
+
+        @wraps(function)
+        def run(quiet: bool, verbose: bool, as_json: bool = False, **values: Any) -> None:
+            context = click.get_current_context()
+            received = {name: value for name, value in values.items() if name in named or _is_given(context, name)}
+            function(Screen(as_json, quiet, verbose), **received)
+
+        command = flag("--verbose", "-v", help="Print details on stderr.", panel=OUTPUT)(run)
+        command = flag("--quiet", "-q", help="Print only results and errors.", panel=OUTPUT)(command)
+        if json:
+            command = flag("--json", "as_json", help="Print the result as JSON.", panel=OUTPUT)(command)
+        make = click.command if parent is None else parent.command
+        return make(name or function.__name__, cls=VerbCommand)(command)
+
+    return decorate
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def settings_options(*settings: type) -> Decorator:
+    """Add one option for each field of the settings classes that has a help text.
+
+    If two classes have a field of the same name, the later class describes it.
+    """
+    kinds = {field.name: kind for kind in settings for field in fields(kind) if field.metadata.get("help")}
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name, kind in reversed(kinds.items()):
+            function = setting_option(kind, name)(function)
+        return function
+
+    return decorate
+
+
+def setting_option(settings: type, name: str, option_as: str | None = None) -> Decorator:
+    """Add the option for one field of a settings class, under another name if `option_as` is given."""
     (field,) = [field for field in fields(settings) if field.name == name]
-    metadata = field.metadata
+    hint, metadata = get_type_hints(settings)[name], field.metadata
     default = metadata["default_text"] or (
         "" if field.default is None or field.default is False else str(field.default)
     )
-    return typer.Option(
-        option or option_name(name),
-        metavar=metadata["metavar"] or None,
-        help=f"{metadata['help']} Default: {default}." if default else metadata["help"],
-        rich_help_panel=metadata["panel"],
-        show_default=False,
+    attributes: dict[str, Any] = {
+        "help": f"{metadata['help']} Default: {default}." if default else metadata["help"],
+        "panel": metadata["panel"],
+    }
+    if bool in (hint, *get_args(hint)):
+        return flag(option_as or option_name(name), **attributes)
+    kind = next((kind for kind in (int, float) if kind in (hint, *get_args(hint))), str)
+    return option(option_as or option_name(name), type=kind, metavar=metadata["metavar"] or None, **attributes)
+
+
+model_argument = argument("model", metavar="MODEL", help="Hugging Face id, folder, .gguf file, or `bundled`.")
+model_or_index_argument = argument(
+    "model", metavar="MODEL|INDEX", help="A model, or an index, whose model is then loaded."
+)
+corpus_argument = argument(
+    "corpus",
+    nargs=-1,
+    required=True,
+    metavar="CORPUS",
+    help="Files or folders of .txt, .jsonl or .parquet, hf:NAME, or `bundled`.",
+)
+index_argument = argument("index", metavar="INDEX", help="Index folder, or hf:OWNER/NAME.")
+out_option = option("--out", "-o", required=True, metavar="INDEX", help="Folder to write the index to.")
+resume_option = option(
+    "--resume/--fresh",
+    default=True,
+    panel=RUN,
+    help="Resume the work in the folder, or replace it. Default: resume.",
+)
+force_option = flag("--force", help="Replace a file that memlens did not write, except files of an index or model.")
+device_option = option(
+    "--device", default="auto", metavar="NAME", panel=RUN, help="Device of the model: auto, cpu, cuda or mps."
+)
+dtype_option = option(
+    "--dtype",
+    default="float32",
+    metavar="NAME",
+    panel=RUN,
+    help="Weight dtype: float32, bfloat16, float16 or float64.",
+)
+threads_option = setting_option(RunSettings, "threads")
+validation_option = option(
+    "--validation",
+    multiple=True,
+    metavar="CORPUS",
+    help="Corpus to sample prefixes from (repeatable). Default: the scanned corpus.",
+)
+
+
+def location_option(name: str = "model") -> Decorator:
+    """Add --model, the current location of an index's model. The verb receives it under `name`."""
+    return option(
+        "--model",
+        name,
+        metavar="MODEL",
+        panel=RUN,
+        help="Current location of the model. Default: where it was scanned.",
     )
 
 
-Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="Hugging Face id, folder, .gguf file, or `bundled`.", show_default=False)
-]
-ModelOrIndex = Annotated[
-    str, typer.Argument(metavar="MODEL|INDEX", help="A model, or an index (its model is loaded).", show_default=False)
-]
-Corpus = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="CORPUS",
-        help="Files or folders of .txt, .jsonl or .parquet, hf:NAME, or `bundled`.",
-        show_default=False,
-    ),
-]
-IndexFolder = Annotated[
-    str, typer.Argument(metavar="INDEX", help="Index folder, or hf:OWNER/NAME.", show_default=False)
-]
-Out = Annotated[str, typer.Option("--out", "-o", metavar="INDEX", help="Folder to write the index to.")]
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume/--fresh", help="Resume the work in the folder, or replace it. Default: resume.", rich_help_panel=RUN
-    ),
-]
-Force = Annotated[
-    bool,
-    typer.Option("--force", help="Replace a file that memlens did not write, except files of an index or model."),
-]
+def open_model_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --model, --device and --dtype. The verb receives them as `place`, the options of `open_model`."""
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=OUTPUT)]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.", rich_help_panel=OUTPUT)]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print details on stderr.", rich_help_panel=OUTPUT)]
+    @wraps(function)
+    def run(*arguments: Any, **values: Any) -> None:
+        place = {name: values.pop(name) for name in ("where", "device", "dtype") if name in values}
+        function(*arguments, place=place, **values)
 
-Device = Annotated[
-    str, typer.Option(metavar="NAME", help="Device of the model: auto, cpu, cuda or mps.", rich_help_panel=RUN)
-]
-Dtype = Annotated[
-    str,
-    typer.Option(metavar="NAME", help="Weight dtype: float32, bfloat16, float16 or float64.", rich_help_panel=RUN),
-]
-IndexDtype = Annotated[
-    str | None,
-    typer.Option(
+    add_dtype = option(
         "--dtype",
         metavar="NAME",
+        panel=RUN,
         help="Weight dtype. Default: float32, or the dtype of the scan if an index is given.",
-        rich_help_panel=RUN,
-    ),
-]
-Threads = Annotated[int | None, setting(RunSettings, "threads")]
-ModelNow = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        metavar="MODEL",
-        help="Current location of the model. Default: where it was scanned.",
-        rich_help_panel=RUN,
-    ),
-]
-Validation = Annotated[
-    list[str] | None,
-    typer.Option(metavar="CORPUS", help="Text to sample prefixes from (repeatable). Default: the scanned corpus."),
-]
-
-
-def token_option(panel: str | None = None) -> Any:
-    """Return --token, the token that a trace or a circuit explains."""
-    return typer.Option(
-        metavar="TEXT", help="Token to explain. Default: the model's prediction.", rich_help_panel=panel
     )
+    return location_option("where")(device_option(add_dtype(run)))
 
 
-def against_option(panel: str | None = None) -> Any:
-    """Return --against, the token that --token is compared with."""
-    return typer.Option(
-        metavar="TEXT", help="Explain the logit difference between --token and this token.", rich_help_panel=panel
+def token_options(panel: str | None = None) -> Decorator:
+    """Add --token and --against, which select the logit or the logit difference to explain."""
+    add_token = option(
+        "--token", metavar="TEXT", panel=panel, help="Token to explain. Default: the token that the model predicts."
     )
+    add_against = option(
+        "--against", metavar="TEXT", panel=panel, help="Explain the logit of --token minus the logit of this token."
+    )
+    return lambda function: add_token(add_against(function))
 
 
-def refuse_unused(given: Mapping[str, Any], why: str) -> None:
-    """Raise SettingError for the first option that is given. `why` completes the sentence "--option ..."."""
-    for option, value in given.items():
-        if value is not None and value is not False and value != []:
-            raise SettingError(f"{option} {why}; leave it out")
+def given_options(panel: str | None = None) -> list[str]:
+    """Return the options of the current verb that the user gave, except those on output.
+
+    Args:
+        panel: Return only options under this heading of the help text.
+    """
+    context = click.get_current_context()
+    given = []
+    for parameter in context.command.params:
+        if isinstance(parameter, Option) and parameter.panel != OUTPUT and _is_given(context, parameter.name):
+            is_negated = parameter.secondary_opts and context.params[parameter.name] is False
+            if panel in (None, parameter.panel):
+                given.append((parameter.secondary_opts if is_negated else parameter.opts)[0])
+    return given
 
 
-def refuse_others(mode: str, given: Mapping[str, Any], allowed: Collection[str]) -> None:
-    """Raise SettingError if an option is given that has no effect in this mode of a verb.
+def refuse_options(names: Iterable[str], why: str) -> None:
+    """Raise SettingError for the first of these options that the user gave. `why` completes "--option ..."."""
+    refused = set(names)
+    for name in given_options():
+        if name in refused:
+            raise SettingError(f"{name} {why}; leave it out")
+
+
+def refuse_others(mode: str, allowed: Collection[str]) -> None:
+    """Raise SettingError if the user gave an option that has no effect in this mode of a verb.
 
     Args:
         mode: The option that selects the mode, like "--related".
-        given: Values by option; None, False and [] mean not given.
         allowed: Options that have an effect in this mode.
     """
-    refuse_unused({name: value for name, value in given.items() if name not in allowed}, f"has no effect with {mode}")
+    refuse_options([name for name in given_options() if name not in allowed], f"has no effect with {mode}")
 
 
 def refuse_unused_column(options: Mapping[str, Any], sources: Iterable[str]) -> None:
@@ -146,72 +245,4 @@ def refuse_unused_column(options: Mapping[str, Any], sources: Iterable[str]) -> 
         return is_hub_source(source) or any(file.kind != ".txt" for file in list_files(source))
 
     if options.get("column") and not any(map(has_columns, sources)):
-        refuse_unused({"--column": True}, "has no effect: no source is .jsonl, .parquet or hf:")
-
-
-def with_screen(*, json: bool) -> Callable[[Verb], Verb]:
-    """Replace a verb's `screen` parameter by the options --quiet, --verbose and, with `json`, --json."""
-    switches = {**({"as_json": Json} if json else {}), "quiet": Quiet, "verbose": Verbose}
-
-    def decorate(verb: Verb) -> Verb:
-        parameters = [
-            parameter
-            for name, parameter in inspect.signature(verb, eval_str=True).parameters.items()
-            if name != "screen"
-        ]
-        added = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
-            for name, annotation in switches.items()
-        ]
-        place = len(parameters) - bool(parameters and parameters[-1].kind == inspect.Parameter.VAR_KEYWORD)
-
-        @wraps(verb)
-        def run(as_json: bool = False, quiet: bool = False, verbose: bool = False, **given: Any) -> None:
-            verb(Screen(as_json, quiet, verbose), **given)
-
-        vars(run)["__signature__"] = inspect.Signature([*parameters[:place], *added, *parameters[place:]])
-        return run
-
-    return decorate
-
-
-def with_settings(*settings: type) -> Callable[[Verb], Verb]:
-    """Replace a verb's `**options` by one option for each settings field that has a help text.
-
-    If two classes have a field of the same name, the later class describes it. The verb receives only the options that
-    are given on the command line, so the defaults stay in the settings classes.
-    """
-
-    def decorate(verb: Verb) -> Verb:
-        signature = inspect.signature(verb, eval_str=True).parameters.values()
-        parameters = [parameter for parameter in signature if parameter.kind != parameter.VAR_KEYWORD]
-        options = {
-            field.name: inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=Annotated[_word_type(get_type_hints(kind)[field.name]) | None, setting(kind, field.name)],
-            )
-            for kind in settings
-            for field in fields(kind)
-            if field.metadata.get("help")
-        }
-
-        @wraps(verb)
-        def run(**given: Any) -> None:
-            verb(**{name: value for name, value in given.items() if name not in options or value is not None})
-
-        required = [parameter for parameter in parameters if parameter.default is parameter.empty]
-        others = [parameter for parameter in parameters if parameter.default is not parameter.empty]
-        in_order = [*required, *options.values(), *others]
-        vars(run)["__signature__"] = inspect.Signature(
-            [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in in_order]
-        )
-        return run
-
-    return decorate
-
-
-def _word_type(hint: Any) -> Any:
-    """Return the type of an option on the command line: bool (a flag), int, float or str."""
-    return next((kind for kind in (bool, int, float, str) if kind in (hint, *get_args(hint))), str)
+        raise SettingError("--column has no effect: no source is .jsonl, .parquet or hf:; leave it out")

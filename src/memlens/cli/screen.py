@@ -125,6 +125,19 @@ class Screen:
 
         self.result(Padding(content, (0, 0, 0, indent)))
 
+    def flow(self, pieces: Sequence[Text], gap: str = "   ") -> None:
+        """Print pieces in one line, and in further lines if they do not fit. A piece longer than a line is cut."""
+        lines: list[Text] = []
+        for piece in pieces:
+            if lines and lines[-1].cell_len + len(gap) + piece.cell_len <= self.out.width:
+                lines[-1] = Text.assemble(lines[-1], gap, piece)
+            else:
+                line = Text.assemble("  " if lines else "", piece)
+                line.truncate(self.out.width, overflow="ellipsis")
+                lines.append(line)
+        for line in lines:
+            self.result(line)
+
     def facts(self, facts: Mapping[str, str | Text]) -> None:
         """Print names and facts in two columns."""
         from rich.table import Table
@@ -181,7 +194,7 @@ class Screen:
 
     def records(
         self,
-        records: Sequence[Any],
+        records: Any,
         heads: Sequence[str],
         rows: Iterable[Sequence[Any]],
         *,
