@@ -185,7 +185,7 @@ class ScanRunSettings(RunSettings):
     )
     device_map: str | None = option(
         None,
-        "Strategy of accelerate for distributing the layers of a large model over several GPUs.",
+        "How accelerate distributes the layers of a large model over several GPUs.",
         metavar="auto|balanced|sequential",
         panel=SCALE,
     )
@@ -200,18 +200,23 @@ class ValueSettings(Settings):
     """
 
     top: int = option(
-        50, "Number of most promoted and of most demoted tokens to list.", metavar="N", minimum=1, maximum=100_000
+        50,
+        "Number of promoted tokens and of demoted tokens to store per value.",
+        metavar="N",
+        minimum=1,
+        maximum=100_000,
     )
     reading: str | None = option(
         None,
-        "How to project values onto the vocabulary: with the gain of the final norm (folded), or as v E (raw).",
+        "Whether to multiply values by the gain of the final norm before projecting them onto the vocabulary (folded) "
+        "or not (raw).",
         metavar="folded|raw",
         default_text="folded if the model has a final norm",
     )
     vocabulary: str = option(
-        "all", "Rank all tokens, or leave out undertrained tokens (trained).", choices=("all", "trained")
+        "all", "Tokens to rank: all, or all except undertrained tokens (trained).", choices=("all", "trained")
     )
-    untrained: bool = option(False, "List undertrained tokens among the top tokens.")
+    untrained: bool = option(False, "Find undertrained tokens among the top tokens, and list them.")
 
 
 @dataclass(frozen=True)
@@ -221,7 +226,7 @@ class PatternSettings(Settings):
     top: int = option(25, "Number of triggers per memory to search for patterns, 3 to 64.", metavar="N")
     rate: float = option(0.01, "False discovery rate among reported patterns.", metavar="RATE")
     background: int = option(
-        150_000, "Number of random prefixes with which to compare triggers.", metavar="N", maximum=MOST_SAMPLE
+        150_000, "Number of random prefixes that triggers are compared with.", metavar="N", maximum=MOST_SAMPLE
     )
     seed: int = option(0, "Random seed for drawing the random prefixes.", metavar="N", minimum=0, maximum=MOST_SEED)
 
@@ -241,7 +246,7 @@ class RoleSettings(Settings):
     rate: float = option(0.01, "False discovery rate among memories with a role.", metavar="RATE")
     seed: int = option(
         0,
-        "Random seed for the random directions with which values are compared.",
+        "Random seed for drawing the random directions that values are compared with.",
         metavar="N",
         minimum=0,
         maximum=MOST_SEED,
@@ -259,7 +264,7 @@ class SampleSettings(Settings):
     seed: int = option(0, "Random seed for drawing samples.", metavar="N", minimum=0, maximum=MOST_SEED)
     sample: int | None = option(
         None,
-        "Sample size: number of prefixes or, if a single experiment is named, of the items that it samples.",
+        "Sample size: the number of prefixes or, for a single experiment, of the items that it samples.",
         metavar="N",
         default_text="depends on the experiment",
         minimum=1,
@@ -267,13 +272,13 @@ class SampleSettings(Settings):
     )
     stop_words: str | None = option(
         None,
-        "Stop words: the list of a language (en), or the most frequent tokens (frequent).",
+        "Which words are stop words: the list of a language (en), or the most frequent tokens (frequent).",
         metavar="en|frequent",
         default_text="en",
     )
     null_tokens: int | None = option(
         None,
-        "Number of tokens to run through shuffled networks, the baseline for claims. 0 skips this comparison.",
+        "Number of tokens to run through shuffled networks, with which claims are compared. 0 skips this comparison.",
         metavar="N",
         default_text="10000",
         minimum=0,
@@ -286,9 +291,15 @@ class LiveSettings(Settings):
     """Limits of requests that run the model in the workbench. They are computed one at a time."""
 
     waiting: int = option(
-        4, "Maximum number of live requests that wait; more are rejected.", metavar="N", minimum=0, maximum=1000
+        4,
+        "Maximum number of waiting requests for the model. Further requests are rejected.",
+        metavar="N",
+        minimum=0,
+        maximum=1000,
     )
-    seconds: float = option(60, "Time limit of a live request, in seconds.", metavar="S", minimum=0.1, maximum=86_400)
+    seconds: float = option(
+        60, "Maximum number of seconds that a request waits for the model.", metavar="S", minimum=0.1, maximum=86_400
+    )
     prompt_tokens: int = option(
         512, "Maximum length of a prompt on live pages, in tokens.", metavar="N", minimum=1, maximum=100_000
     )
@@ -302,16 +313,16 @@ class ProbeSettings(Settings):
     label: str = option("label", "Column that contains the label.", metavar="NAME")
     kind: str = option(
         "auto",
-        "Type of the labels. auto selects number if there are more than 10 different numbers.",
+        "Kind of labels. auto selects number if the labels are more than 10 different numbers.",
         choices=("auto", "classes", "number"),
     )
     at: str = option(
         "last",
-        "Coefficients to read: those at the last token, or their mean or maximum over all tokens.",
+        "Coefficients to read: at the last token, or the mean or maximum over all tokens.",
         choices=("last", "mean", "max"),
     )
     layers: str | None = option(None, "Layers to probe, counted from 0.", metavar="0-5,11", default_text="all")
-    k: str = option("1,2,4,8,16,32,64,128,256,512", "Numbers of memories per probe to try.", metavar="1,2,4")
+    k: str = option("1,2,4,8,16,32,64,128,256,512", "Numbers of memories per probe.", metavar="1,2,4")
     test: float = option(0.3, "Share of the texts to hold out for testing.", metavar="SHARE")
     max_length: int | None = option(
         None,
@@ -320,9 +331,13 @@ class ProbeSettings(Settings):
         default_text="the model's context",
         minimum=1,
     )
-    top: int = option(20, "Number of memories of the best probe to list.", metavar="N", minimum=1, maximum=1000)
+    top: int = option(20, "Number of memories to list for the best probe.", metavar="N", minimum=1, maximum=1000)
     shuffles: int = option(
-        20, "Number of label permutations to estimate the chance score.", metavar="N", minimum=0, maximum=10_000
+        20,
+        "Number of permutations of the labels for estimating the chance score.",
+        metavar="N",
+        minimum=0,
+        maximum=10_000,
     )
     seed: int = option(0, "Random seed for the train-test split.", metavar="N", minimum=0, maximum=MOST_SEED)
 
@@ -384,10 +399,10 @@ class CorpusSettings(Settings):
 
     sources: tuple[str, ...]
     unit: str = option(
-        "sentence", "Unit that the model reads at once.", metavar="sentence|line|document|block:N", panel=TEXT
+        "sentence", "Unit of text that the model reads at once.", metavar="sentence|line|document|block:N", panel=TEXT
     )
     column: str = option(
-        "text", "Field that holds the text in .jsonl, .parquet and hf: sources.", metavar="NAME", panel=TEXT
+        "text", "Name of the field that holds the text in .jsonl, .parquet and hf: sources.", metavar="NAME", panel=TEXT
     )
     language: str = "en"
 
@@ -439,32 +454,33 @@ class ScanSettings(Settings):
     )
     bottom: str = option(
         "auto",
-        "Also keep the triggers with the most negative coefficients.",
+        "Whether to also keep the triggers with the most negative coefficients.",
         panel=KEPT,
         default_text="auto (yes for gated blocks)",
         choices=("auto", "yes", "no"),
     )
     per_sentence: str = option(
         "best",
-        "Which prefixes of a sentence can be triggers of a memory: only the best one, or all.",
+        "Which prefixes of a sentence can be triggers of a memory: only the one with the largest coefficient (best), "
+        "or all.",
         panel=KEPT,
         choices=("best", "all"),
     )
     dedup: str = option(
         "prefix",
-        "What to drop: repeated prefixes, repeated sentences, or nothing (none).",
+        "Repetitions to leave out: repeated prefixes, repeated sentences or none.",
         panel=KEPT,
         choices=("prefix", "sentence", "none"),
     )
     preset: str | None = option(
         None,
-        "Use the settings of the paper, or of its released program. Other options take precedence.",
+        "Use the settings of the paper or of its released program. Other options override them.",
         panel=KEPT,
         choices=tuple(PRESETS),
     )
     seed: int = option(
         0,
-        "Random seed for sampling the prefixes of histograms and examples.",
+        "Random seed for sampling the prefixes in histograms and examples.",
         metavar="N",
         panel=KEPT,
         minimum=0,
@@ -483,7 +499,7 @@ class ScanSettings(Settings):
     )
     bos: str = option(
         "auto",
-        "Add the BOS token before each sentence.",
+        "Whether to add the BOS token before each sentence.",
         panel=TEXT,
         default_text="auto (as the tokenizer does)",
         choices=("auto", "yes", "no"),

@@ -260,7 +260,7 @@ def test_the_command_recovers_and_says_what_it_did(index: Index, run: Run) -> No
     assert run("annotate", index.folder, "recover")[1].startswith("annotations.jsonl has no damaged lines: 3 events")
     notes.path.write_bytes(notes.path.read_bytes().replace(b"ends with", b"Ends with"))
     assert run("annotate", index.folder, "recover")[1] == (
-        "2 events kept; line 2 is damaged; the damaged file is now annotations.jsonl.damaged-1\n"
+        "2 events were kept; line 2 is damaged; the damaged file was renamed to annotations.jsonl.damaged-1\n"
     )
     assert memlens.check(index.folder).is_whole and notes.labels_of("ann") == []
 

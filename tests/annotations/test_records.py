@@ -99,7 +99,7 @@ def test_a_label_outside_the_sample_is_refused_and_does_not_count(index: Index) 
     exported = [Event(**event) for event in notes.history()]
     notes.path.unlink()
     notes.set_sample(Sample((MemoryId(0, 0), MemoryId(1, 0)), 25, 0))
-    with pytest.raises(SettingError, match="L0N3 is not in the sample"):
+    with pytest.raises(SettingError, match="L0N3 is not one of the"):
         notes.save(label("ann", "L0N3", PRESS))
     notes.append_events(exported)  # of a copy that had no sample
     notes.save(label("ann", "L0N0", PRESS))

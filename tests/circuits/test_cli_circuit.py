@@ -98,7 +98,7 @@ def test_held_out_pairs_are_read_from_a_file(run: Run, tiny_gpt2: Path, rows: An
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "give either a PROMPT or --pairs FILE"),
+        ([], "name either a PROMPT or --pairs FILE"),
         (["b"], "the prompt has one token; a circuit needs at least two"),
         (["The river", "--token", "river boat"], "'river boat' is not one token of this model"),
         (["The river", "--nodes", "0"], "--nodes is 0; it must be 1 or more"),

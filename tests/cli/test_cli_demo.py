@@ -73,7 +73,7 @@ def test_the_command_prints_findings_report_and_how_to_browse(run: Run, shown: D
     assert f"browse      memlens serve '{folder}'" in ran.out and "your model  memlens analyze " in ran.out
     tested = sum(count for verdict, count in shown.verdicts.items() if verdict not in UNTESTED)
     assert f"Of {tested} claims of the paper" in ran.out
-    assert "local-edits used 2 memories per layer (default: 100)" in ran.err
+    assert "local-edits used only 2 memories per layer (default: 100)" in ran.err
     answer = json.loads(run("demo", "-o", folder, "--json", "-q").out)
     assert len(answer["findings"]) == 5 and answer["index"] == str(folder)
     assert [stage["outcome"] for stage in answer["stages"]] == ["kept"] * 4 + ["made"]
@@ -84,7 +84,7 @@ def test_serve_opens_the_workbench_on_the_demo(run, shown, tmp_path, monkeypatch
     shutil.copytree(shown.index.folder, tmp_path / "index")
     served: list[Any] = []
     monkeypatch.setattr(
-        "memlens.cli.analyze.open_workbench", lambda **options: served.append((options["index"], options["model"]))
+        "memlens.cli.analyze.open_workbench", lambda screen, index, model, port: served.append((index, model))
     )
     assert run("demo", "-o", tmp_path / "index", "--serve").code == 0
     assert served == [(str(tmp_path / "index"), "bundled")]

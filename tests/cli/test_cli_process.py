@@ -63,7 +63,7 @@ def test_an_export_to_a_closed_stdout_is_refused(
     made: dict[str, Path], arguments: tuple[str, ...], option: str
 ) -> None:
     ran = shell('"$@" >&-', *(word.format(made["plain"]) for word in arguments))
-    message = f"memlens: stdout is closed, so the export would be lost; name a file with {option}\n"
+    message = f"memlens: stdout is closed; name an output file with {option}\n"
     assert (ran.returncode, ran.stderr) == (2, message)
 
 

@@ -81,7 +81,7 @@ def test_the_model_is_the_one_the_index_was_scanned_from(
     monkeypatch.setattr(app, "serve", serve)
     assert main(["serve", str(index_folder)]) == 0 and main(["serve", str(index_folder), "--no-model"]) == 0
     manifest = own_index.manifest
-    for source, message in (("./gone", "the model is no longer at './gone'"), ("bundled", "live pages do not work")):
+    for source, message in (("./gone", "The model is no longer at './gone'"), ("bundled", "live pages do not work")):
         manifest.with_notes({"model": {**manifest.content["model"], "source": source}}).write(own_index.folder)
         capsys.readouterr()
         assert main(["serve", str(own_index.folder)]) == 0

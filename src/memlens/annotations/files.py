@@ -124,7 +124,7 @@ def read_export(file: str | None, option: str = "--file") -> str:
         return content.decode("utf-8-sig")
     except (OSError, FilesError, UnicodeDecodeError) as error:
         source = "stdin" if file is None else f"{option} {file}"
-        raise SettingError(f"cannot read {source}: {error}; give an export as UTF-8 text") from error
+        raise SettingError(f"cannot read {source}: {error}; the file must be an export of memlens in UTF-8") from error
 
 
 def _check_format(format: str) -> None:
@@ -164,7 +164,7 @@ def _read_events(annotations: Annotations, task: str, text: str) -> list[Event]:
         raise SettingError(f"the file contains {file_task!r:.40}, not {task}; {advice}")
     for name, value in _origin(annotations, task).items():
         if content.get(name) != value:
-            raise SettingError(f"the {task} belong to an index of another {name}, so they do not fit this index")
+            raise SettingError(f"the {task} in the file belong to another {name} than this index")
     events = []
     for number, event in enumerate(content["events"]):
         place = f"event {number} of the file"
@@ -229,7 +229,7 @@ def _csv_rows(task: str, text: str) -> Iterator[tuple[str, dict[str, str]]]:
     try:
         if tuple(reader.fieldnames or ()) != columns:
             header, command = ",".join(columns), _EXPORTED_BY[task]
-            raise SettingError(f"the file's first line is not {header}; give an export of `memlens {command}`")
+            raise SettingError(f"the first line of the file must be {header}, as in an export of `memlens {command}`")
         for row in reader:
             place = f"line {reader.line_num} of the file"
             if None in row or None in row.values():
@@ -276,7 +276,9 @@ def _read_labels(text: str) -> list[Label]:
         try:
             ranks = tuple(map(int, row["prefixes"].split()))
         except ValueError as error:
-            raise SettingError(f"{place}: '{row['prefixes']}' are not trigger ranks; write them like 0 3 7") from error
+            raise SettingError(
+                f"{place}: the prefixes are '{row['prefixes']}'; write trigger ranks with spaces, like 0 3 7"
+            ) from error
         of_memory.append(LabeledPattern(row["description"], row["kind"], ranks))
     return [Label(annotator, memory, tuple(of_memory)) for (annotator, memory), of_memory in patterns.items()]
 
@@ -287,8 +289,8 @@ def _read_verdicts(text: str) -> list[Verdict]:
         try:
             change = LastLayerChange.of(row)
         except CONTENT_ERRORS as error:
-            raise SettingError(f"{place} has no valid example") from error
+            raise SettingError(f"{place} does not describe a change by the last layer") from error
         if change.name != row["example"]:
-            raise SettingError(f"{place} is named {row['example']:.40}, but describes the example {change.name}")
+            raise SettingError(f"{place} has the name {row['example']:.40}, but its content has the name {change.name}")
         verdicts.append(Verdict(row["annotator"], change, row["verdict"]))
     return verdicts

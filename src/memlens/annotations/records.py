@@ -11,8 +11,8 @@ computed by replaying them.
     notes     note     memory   {"star": true, "name": "", "note": "", "lists": []}: replaces the memory's last note
     any       undo     as above {"undoes": key}: removes one of the annotator's own answers
 
-On each subject, the annotator's last answer that was not undone counts. Annotators who have not finished see only their
-own labels. Events that this version cannot interpret stay in the log and are reported, but do not count.
+For each subject, the last answer of an annotator counts, unless it was undone. Annotators who have not finished see
+only their own labels. Events that this version cannot interpret stay in the log and are reported, but do not count.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Label:
 
 @dataclass(frozen=True)
 class LastLayerChange:
-    """A prediction that the last layer changed. Its name is the same in every sample that contains it."""
+    """A prediction that the last layer changed. Its name depends only on its content."""
 
     layer: int
     text: str  # text of the prefix
@@ -177,7 +177,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Sample:
-    """The memories of a labeling study, and the number of triggers shown for each."""
+    """The memories to label in a study, and the number of triggers that annotators see for each."""
 
     memories: tuple[MemoryId, ...]
     top: int
@@ -357,7 +357,9 @@ class Annotations:
             self.index.check(memory)
         with self._appending() as events:
             if self._state.annotators[LABELS]:
-                raise SettingError(f"{self.path} has labels for its sample; move the file away to start a new study")
+                raise SettingError(
+                    f"{self.path} already contains labels; move the file to another folder to start a new study"
+                )
             events.append(_new_event(LABELS, "sample", "", content=sample.content))
 
     def save(self, *answers: Answer) -> None:
@@ -406,7 +408,7 @@ class Annotations:
             if missing:
                 raise SettingError(
                     f"{annotator} has not labeled {len(missing)} memories of the sample, for example {missing[0]}; "
-                    "save a memory that has no pattern without one"
+                    "label memories that have no pattern with an empty label"
                 )
             if not labeled:
                 raise SettingError(f"{annotator} has not labeled any memory")
@@ -451,7 +453,9 @@ class Annotations:
 
     def _refuse_outside_sample(self, memory: MemoryId) -> None:
         if self.sample is not None and memory not in self.sample.memories:
-            raise SettingError(f"{memory} is not in the sample; label one of its {len(self.sample.memories)} memories")
+            raise SettingError(
+                f"{memory} is not one of the {len(self.sample.memories)} memories of the sample; label one of these"
+            )
 
 
 def check_annotations(folder: Path) -> Finding | None:
@@ -482,20 +486,20 @@ def describe_damage(lines: Sequence[int]) -> list[str]:
 
 def _describe_unknown(state: _State) -> list[str]:
     kinds = ", ".join(f"{count:,} of kind {kind!r:.40}" for kind, count in sorted(state.unknown.items()))
-    return [f"events that this version of memlens does not know: {kinds}"] if kinds else []
+    return [f"this version of memlens does not know some events: {kinds}"] if kinds else []
 
 
 def check_annotator(annotator: str) -> None:
     """Raise UnknownName if this is not a valid name for an annotator."""
     if not annotator.strip() or not annotator.isprintable() or len(annotator) > _MAX_NAME:
         raise UnknownName(
-            f"{annotator[:40]!r} cannot be an annotator's name; use at most {_MAX_NAME} printable characters"
+            f"{annotator[:40]!r} is not a valid annotator name; use at most {_MAX_NAME} printable characters"
         )
 
 
 def _check_pattern(memory: MemoryId, pattern: LabeledPattern, triggers: int) -> None:
     if not pattern.description.strip():
-        raise SettingError(f"a pattern of {memory} has no description; describe what recurs in a few words")
+        raise SettingError(f"a pattern of {memory} has no description; add one")
     if not _is_utf8(pattern.description):
         raise SettingError(f"the description {pattern.description!a} of {memory} is not UTF-8 text")
     if pattern.kind not in KINDS:
@@ -503,7 +507,7 @@ def _check_pattern(memory: MemoryId, pattern: LabeledPattern, triggers: int) -> 
     if len(set(pattern.prefixes)) < GROUNDED:
         raise SettingError(f'"{pattern.description}" of {memory} has fewer than {GROUNDED} prefixes; select more')
     if not all(0 <= rank < triggers for rank in pattern.prefixes):
-        raise SettingError(f'"{pattern.description}": {memory} has only the trigger ranks 0 to {triggers - 1}')
+        raise SettingError(f'"{pattern.description}": the trigger ranks of {memory} are 0 to {triggers - 1}')
 
 
 def _check_note(note: Note) -> None:
@@ -527,17 +531,13 @@ def _check_protocol(events: Sequence[Event]) -> None:
     parts = (events[: labels[0]] if labels else events), events
     samples = [[event.content for event in part if event.kind == "sample"][-1:] for part in parts]
     if samples[0] != samples[1]:
-        raise SettingError(
-            "the labels in the file belong to another sample than those of the index; nothing was imported"
-        )
+        raise SettingError("the file and the index contain labels of different samples; nothing was imported")
     finished: set[str] = set()
     for event in events:
         if event.kind == "finish":
             finished.add(event.annotator)
         elif event.task == LABELS and event.annotator in finished and event.kind in ("label", "undo"):
-            raise SettingError(
-                f"{event.annotator} has finished, and the file changes their labels; nothing was imported"
-            )
+            raise SettingError(f"the file changes labels of {event.annotator}, who has finished; nothing was imported")
 
 
 def _new_event(

@@ -73,7 +73,7 @@ def analyze(
     resume: bool,
     **options: Any,
 ) -> None:
-    """Run all stages: scan, values, patterns, experiments and report. An interrupted run can be resumed."""
+    """Run all stages: scan, values, patterns, experiments and report. You can interrupt and resume it."""
     refuse_unused_column(options, [*corpus, *validation])
     with ProgressBar(screen) as progress:
         try:
@@ -101,8 +101,14 @@ def analyze(
 
 @verb(json=True)
 @option("--out", "-o", default="memlens-demo", metavar="INDEX", help="Folder to write the index to.")
-@flag("--serve", help="Start the workbench afterwards.")
-@option("--port", type=WholeNumber(0, 65535), default=8000, metavar="N", help="Port for --serve; 0 selects one.")
+@flag("--serve", help="Then start the workbench.")
+@option(
+    "--port",
+    type=WholeNumber(0, 65535),
+    default=8000,
+    metavar="N",
+    help="Port of the workbench. 0 selects a free port.",
+)
 @resume_option
 def demo(screen: Screen, out: str, serve: bool, port: int, resume: bool) -> None:
     """Analyze the bundled model and text, and print five findings. Takes about two minutes, offline."""
@@ -220,7 +226,7 @@ def _print_demo(screen: Screen, demo: Demo) -> None:
     screen.paragraph(f"Of {sum(tested.values())} claims of the paper that were tested: {counts}.")
     screen.facts(
         {
-            "report": f"{demo.report}  every figure next to the paper's",
+            "report": f"{demo.report}  all charts next to those of the paper",
             "browse": f"{command_line('serve', demo.index.folder)}  search, trace and edit memories",
             "your model": "memlens analyze gpt2 my-texts/ -o my-index",
         }
@@ -233,7 +239,7 @@ def _describe_samples(samples: tuple[SmallerSample, ...]) -> list[str]:
     for sample in samples:
         by_size.setdefault((sample.counts, sample.here, sample.default), []).append(sample.experiment)
     return [
-        f"to save time, {', '.join(names)} used {here:,} {counts} (default: {default:,})"
+        f"to save time, {', '.join(names)} used only {here:,} {counts} (default: {default:,})"
         for (counts, here, default), names in by_size.items()
     ]
 
@@ -244,7 +250,7 @@ _LABEL_WIDTH = 15
 
 @verb(json=True)
 @index_argument
-@argument("names", nargs=-1, metavar="NAME", help="Experiments to run, or `all`. Default: list the experiments.")
+@argument("names", nargs=-1, metavar="NAME", help="Names of experiments, or `all`. Default: list the experiments.")
 @settings_options(SampleSettings, CorpusSettings, RunSettings)
 @validation_option
 @location_option()
@@ -451,8 +457,8 @@ def _describe_sample(index: memlens.Index, picture: Picture, rows: list[Row]) ->
     remark = picture.remark(index) if picture.remark else ""
     parts += [remark] if remark else []
     reasons = {
-        "no_trigger": "without a trigger",
-        "no_next": "without a token after the trigger",
+        "no_trigger": "memories without a trigger",
+        "no_next": "memories whose trigger ends the text",
         "left_out": "prefixes of one token",
     }
     excluded = [

@@ -23,8 +23,10 @@ _CHANGES = "experiments/last-layer"
 _OTHER_COLUMNS = 62  # total width of the columns next to a prefix
 
 annotator_option = option("--annotator", required=True, metavar="NAME", help="Name of the annotator.")
-memory_option = option("--memory", required=True, metavar="MEMORY", help="The memory, like L3N51.")
-example_option = option("--example", required=True, metavar="NAME", help="Name of the change, from `verdicts list`.")
+memory_option = option("--memory", required=True, metavar="MEMORY", help="Name of the memory, like L3N51.")
+example_option = option(
+    "--example", required=True, metavar="NAME", help="Name of the change as listed by `verdicts list`."
+)
 format_option = option(
     "--format",
     "format_",
@@ -64,11 +66,11 @@ def _open(screen: Screen) -> Annotations:
 
 
 @verb("sample", json=True, parent=annotate)
-@option("--per-layer", type=int, default=10, metavar="K", help="Memories per layer.")
-@option("--top", type=int, default=25, metavar="N", help="Triggers to show per memory.")
+@option("--per-layer", type=int, default=10, metavar="K", help="Number of memories per layer.")
+@option("--top", type=int, default=25, metavar="N", help="Number of triggers to show per memory.")
 @option("--seed", type=WholeNumber(0, MOST_SEED), default=0, help="Random seed.")
 def _sample(screen: Screen, per_layer: int, top: int, seed: int) -> None:
-    """Draw the memories to label and print their names."""
+    """Draw a random sample of memories to label, and print their names."""
     from memlens.annotations.study import draw_sample
 
     annotations = _open(screen)
@@ -88,7 +90,8 @@ def _sample(screen: Screen, per_layer: int, top: int, seed: int) -> None:
     "--pattern",
     multiple=True,
     metavar="KIND:RANKS:TEXT",
-    help='A pattern like "shallow:0,3,7:ends with press" (repeatable). Default: the memory has no pattern.',
+    help='A pattern: its kind, the ranks of its triggers and a description, like "shallow:0,3,7:ends with press". '
+    "Repeatable. Default: the memory has no pattern.",
 )
 def _label(screen: Screen, annotator: str, memory: str, pattern: tuple[str, ...]) -> None:
     """Save an annotator's patterns for a memory."""
@@ -128,7 +131,7 @@ def _undo(screen: Screen, annotator: str, memory: str) -> None:
 @verb("finish", json=False, parent=annotate)
 @annotator_option
 def _finish(screen: Screen, annotator: str) -> None:
-    """Finish labeling. From now on, the labels count and can no longer change."""
+    """Finish labeling. After that, the labels are included in results and can no longer change."""
     _open(screen).finish(annotator)
     screen.note(f"{annotator} has finished")
 
@@ -139,12 +142,12 @@ def _status(screen: Screen) -> None:
     from memlens.annotations.study import read_study
 
     study = read_study(_open(screen))
-    _print_rows(screen, [asdict(person) for person in study.people], empty="no memory has been labeled")
+    _print_rows(screen, [asdict(person) for person in study.people], empty="no memory is labeled yet")
 
 
 @verb("agreement", json=True, parent=annotate)
 def _agreement(screen: Screen) -> None:
-    """Show the agreement of annotators who have finished."""
+    """Show how often annotators agree. Includes only those who have finished."""
     from memlens.annotations.study import compute_agreement
 
     _print_rows(screen, [asdict(pair) for pair in compute_agreement(_open(screen))])
@@ -152,7 +155,7 @@ def _agreement(screen: Screen) -> None:
 
 @verb("compare", json=True, parent=annotate)
 def _compare(screen: Screen) -> None:
-    """Show the agreement of automatic patterns with each annotator."""
+    """Show how often automatic patterns agree with each annotator."""
     from memlens.annotations.study import compare_with_people
 
     _print_rows(screen, [asdict(row) for row in compare_with_people(_open(screen))])
@@ -168,7 +171,7 @@ def _add_exchange(parent: click.Group, task: str, export_help: str) -> None:
     """Add the subcommands that export and import labels or verdicts."""
 
     @verb("export", json=False, parent=parent)
-    @option("--annotator", metavar="NAME", help="Export this annotator only, finished or not.")
+    @option("--annotator", metavar="NAME", help="Export only the work of this annotator, even if unfinished.")
     @format_option
     @option("--file", metavar="FILE", help="File to write. Default: stdout.")
     @force_option
@@ -188,7 +191,7 @@ def _add_exchange(parent: click.Group, task: str, export_help: str) -> None:
 
         annotations = _open(screen)
         count = import_text(annotations, task, read_export(file), format_ or _guess_format(file))
-        screen.note(f"imported {count:,} new events")
+        screen.note(f"{count:,} new events were imported")
 
     export.help, import_.help = export_help, f"Import {task} from an export."
 
@@ -222,17 +225,17 @@ def _backup(screen: Screen, file: str, force: bool) -> None:
     """Write the annotations of all annotators, finished or not, to a file."""
     from memlens.annotations.files import backup_text
 
-    _write(screen, backup_text(_open(screen)), file, force, "all annotations")
+    _write(screen, backup_text(_open(screen)), file, force, "annotations")
 
 
 @verb("restore", json=False, parent=annotate)
-@argument("file", required=False, metavar="FILE", help="A backup. Default: stdin.")
+@argument("file", required=False, metavar="FILE", help="Backup to read. Default: stdin.")
 def _restore(screen: Screen, file: str | None) -> None:
     """Add missing annotations from a backup."""
     from memlens.annotations.files import read_export, restore_text
 
     annotations = _open(screen)
-    screen.note(f"restored {restore_text(annotations, read_export(file, 'FILE')):,} missing events")
+    screen.note(f"{restore_text(annotations, read_export(file, 'FILE')):,} missing events were added")
 
 
 @verb("recover", json=True, parent=annotate)
@@ -246,15 +249,15 @@ def _recover(screen: Screen) -> None:
     if screen.as_json:
         screen.json({**asdict(recovery), "damaged_file": recovery.damaged_file and str(recovery.damaged_file)})
     elif recovery.damaged_file is None:
-        screen.result(f"{ANNOTATIONS} has no damaged lines: {recovery.events:,} events; nothing was changed")
+        screen.result(f"{ANNOTATIONS} has {recovery.events:,} events and no damaged lines, so nothing was changed")
     else:
         (damage,) = describe_damage(recovery.damaged_lines)
         name = visible(recovery.damaged_file.name)
-        screen.result(f"{recovery.events:,} events kept; {damage}; the damaged file is now {name}")
+        screen.result(f"{recovery.events:,} events were kept; {damage}; the damaged file was renamed to {name}")
 
 
 @verb("list", json=True, parent=verdicts)
-@option("--annotator", metavar="NAME", help="Annotator whose verdicts to show.")
+@option("--annotator", metavar="NAME", help="Show the verdicts of this annotator.")
 def _list(screen: Screen, annotator: str | None) -> None:
     """List the changes to judge and the annotator's verdicts."""
     _list_changes(screen, annotator)
@@ -274,7 +277,7 @@ def _list_changes(screen: Screen, annotator: str | None) -> None:
         }
         for name, change in _read_changes(annotations.index).items()
     ]
-    _print_rows(screen, rows, empty="the last layer changes no prediction of the sample")
+    _print_rows(screen, rows, empty="the last layer changes none of the sampled predictions")
 
 
 def _read_changes(index: memlens.Index) -> dict[str, LastLayerChange]:
@@ -288,7 +291,7 @@ def _read_changes(index: memlens.Index) -> dict[str, LastLayerChange]:
 @verb("judge", json=False, parent=verdicts)
 @annotator_option
 @example_option
-@option("--verdict", required=True, metavar="related|distant", help="Verdict on the pair of predictions.")
+@option("--verdict", required=True, metavar="related|distant", help="Whether the two predictions are related.")
 def _judge(screen: Screen, annotator: str, example: str, verdict: str) -> None:
     """Save an annotator's verdict on a change."""
     from memlens.annotations.records import Verdict
@@ -299,7 +302,9 @@ def _judge(screen: Screen, annotator: str, example: str, verdict: str) -> None:
         raise UnknownName(f"there is no example '{example}'; list them with `memlens annotate INDEX verdicts`")
     annotations.save(Verdict(annotator, changes[example], verdict))
     folder = visible(str(annotations.index.folder))
-    screen.note(f"{example}: {verdict}; run `memlens experiment {folder} last-layer` to count it")
+    screen.note(
+        f"{example}: {verdict}; to include the verdict in the results, run `memlens experiment {folder} last-layer`"
+    )
 
 
 @verb("undo", json=False, parent=verdicts)
@@ -326,4 +331,4 @@ def _verdict_status(screen: Screen) -> None:
         rows.append(
             {"annotator": person, "judged": len(names & examples), "examples": len(examples), "all": len(names)}
         )
-    _print_rows(screen, rows, empty="no change has been judged")
+    _print_rows(screen, rows, empty="no change is judged yet")

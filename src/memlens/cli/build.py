@@ -71,10 +71,10 @@ _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 @dtype_option
 @threads_option
 @option(
-    "--estimate/--no-estimate", default=True, help="Measure the speed of a scan, for about a second. Default: measure."
+    "--estimate/--no-estimate", default=True, help="Measure the speed of a scan for about a second. Default: measure."
 )
 def info(screen: Screen, model: str, device: str, dtype: str, threads: int | None, estimate: bool) -> None:
-    """Describe a model: its memories, the proof of its memories, and the cost of a scan."""
+    """Describe a model, prove that its memories are read correctly, and estimate the cost of a scan."""
     from memlens.models.info import describe
     from memlens.models.load import load
     from memlens.pool import usable_cores
@@ -179,7 +179,7 @@ def scan(
             advice = "run the command again without --fresh to resume"
             raise type(error)(f"interrupted; {advice if has_resumable_scan(Path(out)) else 'start over'}") from None
     if progress.steps == ["model"]:
-        screen.note(f"{out} is already complete; nothing to do")
+        screen.note(f"{out} is already complete, so nothing was done")
     if "shard" in options:
         _print_shard(screen, result)
     else:
@@ -187,7 +187,7 @@ def scan(
 
 
 @verb(json=True)
-@argument("shards", nargs=-1, required=True, metavar="SHARD", help="Folders written by `memlens scan --shard I/N`.")
+@argument("shards", nargs=-1, required=True, metavar="SHARD", help="Folders that `memlens scan --shard I/N` wrote.")
 @out_option
 @resume_option
 def merge(screen: Screen, shards: tuple[str, ...], out: str, resume: bool) -> None:
@@ -216,10 +216,10 @@ def _print_index(screen: Screen, index: memlens.Index) -> None:
         {
             "model": summary["model"],
             "memories": f"{summary['memories']:,} in {len(summary['layers'])} layers",
-            "dead": f"{', '.join(dead)} (no prefix of this corpus activates them)" if dead else "none",
+            "dead": f"{', '.join(dead)} (never active on this corpus)" if dead else "none",
             "sentences": f"{summary['sentences']:,}{cut if summary['cut_sentences'] else ''}",
             "tokens": f"{summary['tokens']:,}",
-            "prefixes": f"{summary['prefixes']:,} ({summary['repeated_prefixes']:,} repeated ones left out)",
+            "prefixes": f"{summary['prefixes']:,} ({summary['repeated_prefixes']:,} repeated prefixes left out)",
             "index": summary["index"],
         }
     )
@@ -232,8 +232,8 @@ def _print_shard(screen: Screen, shard: Shard) -> None:
         screen.json({"folder": str(shard.folder), "shard": shard.id.number, "of": shard.id.of, **counts})
         return
     if not screen.quiet:
-        screen.result(f"shard {shard.id} is complete in {visible(str(shard.folder))}")
-    screen.note(f"next: when all {shard.id.of} shards are complete, merge their folders with `memlens merge`")
+        screen.result(f"shard {shard.id} is complete: {visible(str(shard.folder))}")
+    screen.note(f"next: when all {shard.id.of} shards are complete, run `memlens merge`")
 
 
 @verb(json=True)
@@ -261,11 +261,11 @@ def values(screen: Screen, index: str, model: str | None, **options: Any) -> Non
         "max p": f"median {number(summary['median_max_p'])} ({summary['max_p_times_uniform']:.2f} x uniform)",
         "clear lists": _clear_lists(summary["clear"]),
         "agreement": f"{agree:,} of {compared:,} ({percent(agree / compared if compared else None)}): "
-        "the top token follows the top trigger",
+        "the top token is the token after the top trigger",
     }
     if summary["undertrained_on_top"]:
         share = percent(summary["undertrained_on_top"] / summary["memories"])
-        facts["undertrained"] = f"{share} promote an undertrained token most (see --vocabulary trained)"
+        facts["undertrained"] = f"for {share}, the top token is undertrained (see --vocabulary trained)"
     screen.facts(facts)
     screen.result()
     screen.result(Text("most confident values", "dim"))
@@ -295,15 +295,28 @@ _EXPLAIN = "Ask a language model for descriptions"
 @verb(json=True)
 @index_argument
 @settings_options(PatternSettings)
-@option("--related", panel=_BROWSE, metavar="MEMORY", help="List the memories related to this one.")
+@option(
+    "--related",
+    panel=_BROWSE,
+    metavar="MEMORY",
+    help="List memories that share triggers, tokens or patterns with this memory.",
+)
 @flag("--shared", panel=_BROWSE, help="List patterns shared by several memories.")
-@flag("--duplicates", panel=_BROWSE, help="List memories with mostly equal triggers.")
+@flag("--duplicates", panel=_BROWSE, help="List pairs of memories whose triggers are mostly equal.")
 @option("--limit", type=int, default=20, panel=_BROWSE, metavar="N", help="Number of rows to list.")
 @location_option()
-@flag("--states", panel=RUN, help="Also run the model and search its final states at the triggers for subjects.")
-@option("--explainer", panel=_EXPLAIN, metavar="URL", help="Address of an OpenAI-compatible language model.")
-@option("--explainer-model", default="default", panel=_EXPLAIN, metavar="NAME", help="Name of the language model.")
-@option("--memory", multiple=True, panel=_EXPLAIN, metavar="MEMORY", help="Memory to describe (repeatable).")
+@flag("--states", panel=RUN, help="Also run the model, and search its final states at the triggers for subjects.")
+@option(
+    "--explainer", panel=_EXPLAIN, metavar="URL", help="URL of an OpenAI-compatible server that describes memories."
+)
+@option(
+    "--explainer-model",
+    default="default",
+    panel=_EXPLAIN,
+    metavar="NAME",
+    help="Name of the language model on that server.",
+)
+@option("--memory", multiple=True, panel=_EXPLAIN, metavar="MEMORY", help="Name of a memory to describe. Repeatable.")
 def patterns(
     screen: Screen,
     index: str,
@@ -341,10 +354,12 @@ def patterns(
             memlens.patterns(opened, model=model, states=states, progress=progress, **options)
         noted = opened.manifest.patterns
         if states and noted is not None and "states" not in noted.content:
-            screen.note("the model was not found, so subjects by its states are left out (see --model)")
+            screen.note(
+                "the model was not found, so its states were not searched for subjects; locate the model with --model"
+            )
         if not opened.has("tokens"):
             screen.note(
-                "to find classes of last words (months, countries), run `memlens values` and then this command again"
+                "to also find patterns like months and countries, run `memlens values` and then this command again"
             )
         _print_patterns_by_layer(screen, opened)
 
@@ -399,7 +414,7 @@ def _explain(screen: Screen, index: memlens.Index, url: str, model: str, memorie
     from memlens.pattern.explainer import Explainer, propose
 
     if not memories:
-        raise SettingError("--explainer needs --memory, like --memory L3N51 (repeatable)")
+        raise SettingError("--explainer needs the memories to describe; add --memory L3N51")
     names = [index.check(name) for name in memories]
     endpoint = Explainer(url, model)
     proposals = [propose(index, name, endpoint, seed) for name in names]
@@ -440,8 +455,10 @@ def roles(screen: Screen, index: str, model: str | None, effects: bool, **option
         rows = [[name, *(count[name] or "" for count in counts)] for name in shown]
         screen.table(["layer", *(str(layer.layer) for layer in part)], rows)
     if not opened.has("counts"):
-        screen.note("the positional role needs counts by position, which this index lacks; scan again with --fresh")
-    screen.note("a memory may have several roles; docs/roles.md states the rules")
+        screen.note(
+            "the index has no counts by position, so no memory has the role positional; scan again with --fresh"
+        )
+    screen.note("a memory can have several roles; see docs/roles.md")
     screen.note(f"next: {command_line('search', opened.folder, '--role', 'token')}")
 
 

@@ -42,32 +42,33 @@ _MEMORIES = 20  # number of printed memories of a task's circuit
 
 @verb(json=True)
 @model_or_index_argument
-@argument("prompt", required=False, metavar="PROMPT", help="Text whose next token to explain.")
+@argument("prompt", required=False, metavar="PROMPT", help="Text whose predicted next token is explained.")
 @token_options(_PROMPT)
-@option("--nodes", type=WholeNumber(1), default=40, panel=_PROMPT, metavar="N", help="Memories to list.")
+@option("--nodes", type=WholeNumber(1), default=40, panel=_PROMPT, metavar="N", help="Number of memories in the graph.")
 @option(
     "--gate",
     type=click.Choice(("value", "half")),
     default="value",
     panel=_PROMPT,
     metavar="value|half",
-    help="Factor of a gated memory that passes on its relevance: the up projection (value), or both (half).",
+    help="Factors of a gated memory that receive its relevance: the up projection (value) or both (half).",
 )
-@flag("--heads", panel=_PROMPT, help="Split edges by attention head.")
-@option("--svg", type=Path, panel=_PROMPT, metavar="FILE", help="Draw the graph as SVG.")
+@flag("--heads", panel=_PROMPT, help="Also show which attention heads carry each edge.")
+@option("--svg", type=Path, panel=_PROMPT, metavar="FILE", help="Draw the graph as an SVG file.")
 @option(
     "--pairs",
     type=Path,
     panel=_TASK,
     metavar="FILE",
-    help=".jsonl, .json or .csv file with clean_prefix, patch_prefix, clean_answer and patch_answer.",
+    help="File of prompt pairs (.jsonl, .json or .csv) with the fields clean_prefix, patch_prefix, clean_answer and "
+    "patch_answer.",
 )
 @option(
     "--held-out",
     type=Path,
     panel=_TASK,
     metavar="FILE",
-    help="Pairs on which the circuit is measured. Default: 40% of the pairs.",
+    help="File of pairs for measuring the circuit. Default: 40% of --pairs.",
 )
 @option(
     "--method",
@@ -75,17 +76,24 @@ _MEMORIES = 20  # number of printed memories of a task's circuit
     default="integrated",
     panel=_TASK,
     metavar="NAME",
-    help="How memories are scored: by integrated gradients (integrated), relevance or patching.",
+    help="Score of a memory: integrated gradients (integrated), relevance or patching.",
 )
-@option("--steps", type=int, default=10, panel=_TASK, metavar="N", help="Steps of integrated gradients.")
-@flag("--refine", panel=_TASK, help="Rank the memories with the largest scores by a learned mask.")
-@option("--seed", type=int, default=0, panel=_TASK, metavar="N", help="Random seed for held-out pairs and random sets.")
-@option("--report", type=Path, panel=_TASK, metavar="FILE", help="Write the result as a page (.html).")
+@option("--steps", type=int, default=10, panel=_TASK, metavar="N", help="Number of steps of integrated gradients.")
+@flag("--refine", panel=_TASK, help="Learn a mask over the memories with the largest scores, and rank them by it.")
+@option(
+    "--seed",
+    type=int,
+    default=0,
+    panel=_TASK,
+    metavar="N",
+    help="Random seed for drawing held-out pairs and random sets of memories.",
+)
+@option("--report", type=Path, panel=_TASK, metavar="FILE", help="Write the result to an HTML page.")
 @option(
     "--save",
     type=Path,
     metavar="FILE",
-    help="Save the graph for Neuronpedia or, with --pairs, an intervention for `memlens trace --file`.",
+    help="Save the graph for Neuronpedia. With --pairs, save an intervention for `memlens trace --file`.",
 )
 @force_option
 @open_model_options
@@ -108,7 +116,7 @@ def circuit(
     from memlens.tracer.intervention import is_intervention
 
     if (prompt is None) == (pairs is None):
-        raise SettingError("give either a PROMPT or --pairs FILE")
+        raise SettingError("name either a PROMPT or --pairs FILE")
     if pairs is None:
         refuse_options(given_options(_TASK), "has no effect with a prompt")
     else:
@@ -315,16 +323,16 @@ def _print_task_memories(screen: Screen, model: MemoryModel, index: Index | None
         rows.append(cells)
     screen.table(["memory", "score", "promotes", *(["known as", "top trigger"] if index is not None else [])], rows)
     if len(result.memories) > len(memories):
-        screen.note(f"{len(result.memories) - len(memories):,} more memories; --json lists all of them")
+        screen.note(f"{len(result.memories) - len(memories):,} more memories are listed with --json")
 
 
 @verb(json=True)
 @index_argument
-@argument("memory", metavar="MEMORY", help="A memory like L3N51.")
-@option("--top", type=WholeNumber(1), default=10, metavar="N", help="Connections of each kind to list.")
+@argument("memory", metavar="MEMORY", help="Name of the memory, like L3N51.")
+@option("--top", type=WholeNumber(1), default=10, metavar="N", help="Number of tokens and memories to list.")
 @location_option()
 def wires(screen: Screen, index: str, memory: str, top: int, model: str | None) -> None:
-    """Show what a key reads and what a value feeds, from weights alone."""
+    """Show which tokens and memories a key reads, and which memories read the value, from weights alone."""
     from memlens.circuits.wires import wires as find_wires
     from memlens.index.reader import Index
 
@@ -356,4 +364,6 @@ def print_wires(screen: Screen, result: Wires) -> None:
             for wire in found
         ]
         screen.table(["memory", "by", "cosine", "z", "shared triggers", "summary"], rows)
-    screen.note("z = cosine * sqrt(d); random directions have a standard deviation of 1")
+    screen.note(
+        "z is the cosine times the square root of the width. For random directions, z has a standard deviation of 1."
+    )

@@ -19,14 +19,26 @@ _NOTE, _FILES = "Note", "Import and export"
 
 @verb(json=True)
 @index_argument
-@argument("memory", required=False, metavar="MEMORY", help="Memory to show or change, like L3N51. Default: list all.")
+@argument(
+    "memory",
+    required=False,
+    metavar="MEMORY",
+    help="Name of the memory to show or change. Default: list all saved memories.",
+)
 @option("--star/--no-star", panel=_NOTE, help="Add or remove the star.")
-@option("--name", panel=_NOTE, metavar="TEXT", help="Your name for the memory.")
-@option("--note", panel=_NOTE, metavar="TEXT", help="Your note.")
-@option("--list", "lists", multiple=True, panel=_NOTE, metavar="NAME", help="List to add the memory to (repeatable).")
-@option("--as", "person", default="me", panel=_NOTE, metavar="NAME", help="Author name to record.")
-@option("--export", panel=_FILES, metavar="FILE", help="Export the collections to a .json or .csv file.")
-@option("--import", "source", panel=_FILES, metavar="FILE", help="Import the collections of an export.")
+@option("--name", panel=_NOTE, metavar="TEXT", help="Name to give to the memory.")
+@option("--note", panel=_NOTE, metavar="TEXT", help="Note to save.")
+@option(
+    "--list",
+    "lists",
+    multiple=True,
+    panel=_NOTE,
+    metavar="NAME",
+    help="Name of a list to add the memory to. Repeatable.",
+)
+@option("--as", "person", default="me", panel=_NOTE, metavar="NAME", help="Name of the person who makes the change.")
+@option("--export", panel=_FILES, metavar="FILE", help="Write all saved memories to a .json or .csv file.")
+@option("--import", "source", panel=_FILES, metavar="FILE", help="Read saved memories from a .json or .csv file.")
 @force_option
 def collect(
     screen: Screen,
@@ -41,7 +53,7 @@ def collect(
     source: str | None,
     force: bool,
 ) -> None:
-    """Save memories with a star, a name, a note and lists, or list the saved memories."""
+    """Save a memory with a star, a name, a note or lists, or list the saved memories."""
     from memlens.annotations.files import export_text, import_text, is_export, read_export
     from memlens.annotations.records import NOTES, Annotations
 
@@ -49,9 +61,9 @@ def collect(
     parts = {"star": star, "name": name, "note": note, "lists": lists or None}
     changes = {part: value for part, value in parts.items() if value is not None}
     if changes and memory is None:
-        raise SettingError("name the memory to change, like L3N51")
+        raise SettingError("MEMORY is missing; name the memory to change, like L3N51")
     if sum((memory is not None, export is not None, source is not None)) > 1:
-        raise SettingError("use only one of MEMORY, --import and --export")
+        raise SettingError("MEMORY, --import and --export exclude each other; choose one")
     if not changes:
         refuse_options(["--as"], "has no effect without a change")
     if export is None:
@@ -61,7 +73,7 @@ def collect(
         screen.note(f"{visible(str(annotations.path))}: {visible(problem)}")
     if source is not None:
         count = import_text(annotations, NOTES, read_export(source, "--import"), _get_format(source, "--import"))
-        screen.note(f"imported {count:,} new events")
+        screen.note(f"{count:,} new events were imported")
     elif export is not None:
         with open_output(export, "--export", is_export, force=force) as handle:
             handle.write(export_text(annotations, NOTES, _get_format(export, "--export")).encode())
@@ -84,5 +96,5 @@ def _get_format(file: str, option: str) -> str:
 
     ending = Path(file).suffix.lstrip(".").lower()
     if ending not in FORMATS:
-        raise SettingError(f"{option} {file} must end in .json or .csv")
+        raise SettingError(f"{option} is '{file}'; the file name must end in .json or .csv")
     return ending

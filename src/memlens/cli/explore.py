@@ -60,13 +60,18 @@ def suggest_memory(index: memlens.Index) -> str:
 
 @verb(json=True)
 @index_argument
-@argument("memory", metavar="MEMORY", help="A memory like L3N51, or an expert like L3E5.")
-@option("--top", type=WholeNumber(1), metavar="N", help="Triggers and tokens to show. Default: 10; all with --json.")
-@flag("--bottom", help="Show the most negative triggers only.")
-@option("--on", metavar="TEXT", help="Show the coefficient at every token of a text (loads the model).")
-@flag("--nearest", help="List the memories with the nearest keys and values (loads the model).")
-@flag("--wires", help="List what its key reads and what its value feeds (loads the model).")
-@flag("--effect", help="List the tokens that change most if the memory is silenced (loads the model).")
+@argument("memory", metavar="MEMORY", help="Name of a memory (L3N51) or an expert (L3E5).")
+@option(
+    "--top",
+    type=WholeNumber(1),
+    metavar="N",
+    help="Number of triggers and tokens to show. Default: 10, or all with --json.",
+)
+@flag("--bottom", help="Show only the triggers with the most negative coefficients.")
+@option("--on", metavar="TEXT", help="Show the coefficient at every token of a text. Loads the model.")
+@flag("--nearest", help="List the memories with the most similar keys and values. Loads the model.")
+@flag("--wires", help="List the memories that its key reads and those that read its value. Loads the model.")
+@flag("--effect", help="List the tokens whose probability changes most without the memory. Loads the model.")
 @location_option()
 def show(
     screen: Screen,
@@ -110,11 +115,11 @@ def show(
         screen.result(Text(f"{_count(record.lower_patterns, 'pattern')} of the most negative triggers", "dim"))
         _print_pattern_table(screen, record.lower_patterns)
     if record.value is None:
-        screen.note(f"to see what its value promotes, run `{command_line('values', opened.folder)}`")
+        screen.note(f"to list the tokens that its value promotes, run `{command_line('values', opened.folder)}`")
     else:
         _print_value(screen, opened, record.value, top or _TOP)
     if record.patterns is None:
-        screen.note(f"to see its patterns, run `{command_line('patterns', opened.folder)}`")
+        screen.note(f"to find its patterns, run `{command_line('patterns', opened.folder)}`")
     for end in ends:
         _print_triggers(screen, record, end, top or _TOP)
     if not bottom:
@@ -167,7 +172,7 @@ def _print_effect(screen: Screen, index: memlens.Index, model: MemoryModel, memo
     if screen.as_json:
         screen.json(plain(result) | {"note": result.note})
         return
-    screen.result(f"{result.memory} silenced at the last token of its {result.triggers} strongest triggers")
+    screen.result(f"{result.memory} is silenced at the last token of its {result.triggers} strongest triggers")
     rows = []
     for fall, rise in zip(result.falls, result.rises, strict=True):
         cells: list[Cell] = []
@@ -183,10 +188,10 @@ def _print_header(screen: Screen, record: MemoryRecord) -> None:
     pieces = [Text.assemble((str(record.name), "bold"), f"  {visible(record.model)}")]
     for name, value in (("max", record.max), ("mean", record.mean), ("min", record.min)):
         pieces.append(Text.assemble((f"{name} ", "dim"), number(value)))
-    reached = f" of the {record.seen:,} prefixes that reach its expert" if record.name.kind == "routed" else ""
+    reached = f" of the {record.seen:,} prefixes that are routed to its expert" if record.name.kind == "routed" else ""
     pieces.append(Text.assemble(("active on ", "dim"), percent(record.frequency), (reached or " of prefixes", "dim")))
     if record.seen == 0:
-        pieces.append(Text("never reached: its expert is never chosen", "bold red"))
+        pieces.append(Text("never reached, because no prefix is routed to its expert", "bold red"))
     if record.dead:
         pieces.append(Text("dead", "bold red"))
     screen.flow(pieces)
@@ -251,7 +256,9 @@ def _print_value(screen: Screen, index: memlens.Index, value: MemoryValue, count
     for name, fact in (("entropy", value.entropy), ("norm", value.norm)):
         pieces.append(Text.assemble((f"{name} ", "dim"), number(fact)))
     screen.flow(pieces)
-    share = f"its top tokens are more similar than those of {percent(value.coherence)} of random directions"
+    share = (
+        f"its top tokens are more similar to each other than those of {percent(value.coherence)} of random directions"
+    )
     screen.result(Text(share if value.is_clear else f"no clearer than a random direction: {share}", "dim"))
     screen.result(_agreement(value))
     low, high = value.demotes[0].score, value.promotes[0].score
@@ -266,7 +273,9 @@ def _print_value(screen: Screen, index: memlens.Index, value: MemoryValue, count
     screen.table(["promotes", "p", "demotes", "p"], [cells(up, "green") + cells(down, "red") for up, down in ends])
     if any(not token.trained for pair in ends for token in pair):
         command = command_line("values", index.folder)
-        screen.paragraph(Text(f"{_UNDERTRAINED.strip()} undertrained token; to leave them out: {command}", "dim"))
+        screen.paragraph(
+            Text(f"{_UNDERTRAINED.strip()} marks undertrained tokens. To leave them out, run {command}", "dim")
+        )
     if value.key:
         head = "its key matches  "
         tokens = fit_items([Text(quoted(token.text, _TOKEN_WIDTH)) for token in value.key[:_KEY_TOKENS]], gap=" ")
@@ -275,11 +284,15 @@ def _print_value(screen: Screen, index: memlens.Index, value: MemoryValue, count
 
 def _agreement(value: MemoryValue) -> Text:
     if value.target_text is None:
-        return Text("agreement is undefined: no token follows its top trigger", "dim")
+        return Text("agreement is undefined because no token follows its top trigger", "dim")
     target = quoted(value.target_text, _TOKEN_WIDTH)
     if value.agrees:
-        return Text.assemble(("✓ agrees", "bold green"), (": its top token follows its top trigger, ", "dim"), target)
-    return Text.assemble(("✗ ", "bold"), (f"{target} follows its top trigger, rank {value.target_rank:,} here", "dim"))
+        return Text.assemble(
+            ("✓ agrees", "bold green"), (": its top token is the token after its top trigger, ", "dim"), target
+        )
+    return Text.assemble(
+        ("✗ ", "bold"), (f"{target} follows its top trigger and has rank {value.target_rank:,} in the value", "dim")
+    )
 
 
 def _print_triggers(screen: Screen, record: MemoryRecord, end: str, count: int) -> None:
@@ -288,7 +301,9 @@ def _print_triggers(screen: Screen, record: MemoryRecord, end: str, count: int) 
         if end == "top" or len(record.triggers) == 1:
             side = "positive" if end == "top" else "negative"
             screen.result()
-            screen.result(f"no {end} triggers: no prefix has a {side} coefficient, or the scan did not keep them")
+            screen.result(
+                f"There are no {end} triggers: no prefix has a {side} coefficient, or the scan did not keep them."
+            )
         return
     screen.result()
     screen.result(f"{end} triggers ({min(count, len(triggers))} of {len(triggers)})")
@@ -363,19 +378,21 @@ def _print_expert(screen: Screen, expert: ExpertRecord) -> None:
         Text.assemble((str(expert.name), "bold"), f"  {visible(expert.model)}   {expert.memories:,} memories{dead}")
     )
     if expert.chosen is None:
-        screen.result("shared: every token reaches it")
+        screen.result("shared: it processes every token")
     elif expert.chosen == 0:
         screen.result(Text("never chosen in this corpus", "bold red"))
     else:
         share = f"chosen for {expert.chosen:,} prefixes ({percent(expert.share or 0)}), mean weight "
-        screen.paragraph(f"{share}{number(expert.weight or 0)}; a prefix goes to {expert.top_k or 0:.3g} experts")
+        screen.paragraph(
+            f"{share}{number(expert.weight or 0)}; each prefix is routed to {expert.top_k or 0:.3g} experts"
+        )
     if expert.tokens:
         screen.result()
-        screen.result(f"last tokens of {expert.drawn:,} random prefixes that reach it")
+        screen.result(f"last tokens of {expert.drawn:,} random prefixes that are routed to it")
         screen.paragraph(Text("  ".join(f"{quoted(token.text)} {percent(token.number)}" for token in expert.tokens)))
     if expert.router:
         screen.result()
-        screen.result("tokens whose embedding its router row matches")
+        screen.result("tokens whose embeddings match its router weights")
         screen.paragraph(Text("  ".join(quoted(token.text) for token in expert.router)))
     if expert.heaviest:
         screen.result()
@@ -399,50 +416,54 @@ _TRIGGERS, _VALUES, _FILTERS = "Matching in triggers", "Matching in values and p
     "query",
     nargs=-1,
     metavar="QUERY",
-    help="Text to find; in values, one or more tokens. Default: list all memories, sorted by --order.",
+    help="Text to find, or several tokens with --in values. Default: list all memories.",
 )
 @option(
     "--in",
     "place",
     default="triggers",
     metavar="|".join(_PLACES),
-    help="Where to search: triggers, promoted tokens (values), patterns or names; or find memories that fire on "
-    "the text (loads the model).",
+    help="Where to search: in triggers, promoted tokens (values), patterns or names. fires loads the model and "
+    "finds memories that are active on the text.",
 )
-@option("--limit", type=int, default=20, metavar="N", help="Memories to list.")
+@option("--limit", type=int, default=20, metavar="N", help="Number of memories to list.")
 @option(
     "--order",
     type=click.Choice(("max", "frequency", "mean", "max_p", "relative", "effect")),
     metavar="ORDER",
-    help="Sort by max (default), frequency, mean or max_p or, with --in fires, by relative (default) or effect.",
+    help="Sort order: max (default), frequency, mean or max_p. With --in fires: relative (default) or effect.",
 )
-@flag("--ends", panel=_TRIGGERS, help="Match at the end of a trigger only.")
+@flag("--ends", panel=_TRIGGERS, help="Find the text only at the end of triggers.")
 @option(
     "--ignore-case/--match-case",
     "-i",
     panel=_TRIGGERS,
-    help="Ignore or match case. Default: match only if the text has capitals.",
+    help="Ignore or match case. Default: match case only if the text has capitals.",
 )
-@flag("--substring", panel=_VALUES, help="Match within tokens and words.")
-@flag("--bottom", panel=_VALUES, help="Find memories that demote the token.")
-@option("--layers", panel=_FILTERS, metavar="0-5,11", help="Layers to search.")
+@flag("--substring", panel=_VALUES, help="Also match parts of tokens and words.")
+@flag("--bottom", panel=_VALUES, help="Find memories that demote the token, instead of those that promote it.")
+@option("--layers", panel=_FILTERS, metavar="0-5,11", help="Layers to search. Default: all.")
 @option(
     "--class",
     "kind",
     panel=_FILTERS,
     type=click.Choice(_CLASSES),
     metavar="|".join(_CLASSES),
-    help="Class of the patterns that the triggers share.",
+    help="Kind of patterns that the memory has.",
 )
 @option(
     "--agreement",
     type=click.Choice(("yes", "no")),
     panel=_FILTERS,
     metavar="yes|no",
-    help="Whether the top token of the value follows the top trigger.",
+    help="Whether the top token of the value is the token that follows the top trigger.",
 )
 @option(
-    "--role", type=click.Choice(ROLES), panel=_FILTERS, metavar="ROLE", help=f"One of the roles {', '.join(ROLES)}."
+    "--role",
+    type=click.Choice(ROLES),
+    panel=_FILTERS,
+    metavar="ROLE",
+    help=f"Role of the memories: {', '.join(ROLES)}.",
 )
 @location_option()
 def search(
@@ -474,7 +495,7 @@ def search(
     if not query:
         refuse_options(["--ends", "--ignore-case", "--match-case", "--substring"], "has no effect without QUERY")
     if order in ("relative", "effect"):
-        raise SettingError(f"--order {order} needs --in fires; choose max, frequency, mean or max_p")
+        raise SettingError(f"--order {order} works only with --in fires; choose max, frequency, mean or max_p")
     if query and order is not None:
         raise SettingError("--order has no effect with QUERY; leave it out")
     filters: dict[str, Any] = {"kind": kind, "agreement": agreement, "role": role, "order": order or "max"}
@@ -510,7 +531,7 @@ def _search_firing(
     from memlens.tracer.result import FIRING_ORDERS
 
     if len(query) != 1:
-        raise SettingError(f"--in fires takes one text, but {len(query)} were given; put the text in quotes")
+        raise SettingError(f"--in fires needs one text, but {len(query)} were given; put the text in quotes")
     if (order or "relative") not in FIRING_ORDERS:
         raise SettingError(f"--order is '{order}'; with --in fires choose one of: {', '.join(FIRING_ORDERS)}")
     selected = None if layers is None else parse_layers(layers)
@@ -531,7 +552,8 @@ def _search_firing(
         for hit in result.found
     ]
     screen.table(["memory", "of its range", "m", "at", "effect", "summary"], rows, wrap=True)
-    screen.note(f"{result.total:,} memories fire; effects are on the logit of {quoted(result.prediction.text, 20)}")
+    predicted = quoted(result.prediction.text, 20)
+    screen.note(f"{result.total:,} memories are active. Effects are contributions to the logit of {predicted}.")
 
 
 def _print_matches(screen: Screen, index: memlens.Index, query: SearchQuery, result: SearchResult) -> None:
@@ -552,7 +574,7 @@ def _describe_no_match(index: memlens.Index, query: SearchQuery) -> str:
         return f"no value has {texts} among its {index.manifest.values.top} {end} tokens"
     if query.texts and query.place == "patterns":
         return f"no memory has a pattern with '{visible(query.text)}'"
-    return f"no memory has {texts} in its {query.place}" if query.texts else "no memory passes these filters"
+    return f"no memory has {texts} in its {query.place}" if query.texts else "no memory matches these filters"
 
 
 def _print_match_table(screen: Screen, query: SearchQuery, hits: Any) -> None:
@@ -623,17 +645,21 @@ _MEASURES = {"prefixes": "trigger prefixes", "endings": "last tokens of triggers
 
 @verb(json=True)
 @index_argument
-@argument("other", metavar="OTHER", help="Index to compare with; may be the same.")
-@option("--by", default="triggers", metavar="triggers|values|patterns|roles", help="Property to compare.")
-@option("--top", type=int, default=20, metavar="N", help="Memories to list.")
+@argument("other", metavar="OTHER", help="Index to compare with. It may be the same index.")
+@option("--by", default="triggers", metavar="triggers|values|patterns|roles", help="What to compare.")
+@option("--top", type=int, default=20, metavar="N", help="Number of memories to list.")
 @option(
     "--layers",
     metavar="A:B",
-    help="Match the memories of two layers by similarity. Default: memories of the same name.",
+    help="A layer of each index, like 3:5, whose memories are matched by similarity. Default: compare "
+    "memories with the same name.",
 )
-@option("--alike/--changed", help="What to list first. Default: changed; alike with --layers.")
+@option(
+    "--alike/--changed",
+    help="List the most similar or the most changed memories first. Default: changed, or alike with --layers.",
+)
 def compare(screen: Screen, index: str, other: str, by: str, top: int, layers: str | None, alike: bool | None) -> None:
-    """Find the memories that changed most between two indexes, or the most similar ones of two layers."""
+    """List the memories that changed most between two indexes, or the most similar memories of two layers."""
     from memlens.comparison.compare import compare_indexes
 
     comparison = compare_indexes(memlens.Index(index), memlens.Index(other), by=by, layers=layers, top=top, alike=alike)
@@ -661,9 +687,9 @@ def compare(screen: Screen, index: str, other: str, by: str, top: int, layers: s
         ]
         for layer in comparison.layers
     ]
-    screen.table(["layer", "memories", "compared", "mean change", "unchanged", "all new"], rows)
+    screen.table(["layer", "memories", "compared", "mean change", "unchanged", "all changed"], rows)
     if not comparison.changes:
-        screen.note("no memory has a counterpart")
+        screen.note("no memory of one index has a counterpart in the other")
         return
     screen.result()
     _print_changes(screen, comparison)

@@ -33,7 +33,7 @@ from memlens.text import size, visible
 if TYPE_CHECKING:
     from memlens.web.security import Access
 
-repo_argument = argument("repo", metavar="REPO", help="Dataset repository: OWNER/NAME or OWNER/NAME@REVISION.")
+repo_argument = argument("repo", metavar="REPO", help="Dataset repository, written OWNER/NAME or OWNER/NAME@REVISION.")
 _STYLES = {
     "whole": "green",
     "damaged": "bold red",
@@ -72,7 +72,7 @@ def check(screen: Screen, index: str) -> None:
         )
     if checked.unreadable:
         first = checked.unreadable[0]
-        raise FilesError(f"{visible(first.file)} was not checked: {first.detail}")
+        raise FilesError(f"{visible(first.file)} could not be checked: {first.detail}")
 
 
 @verb(json=True)
@@ -90,7 +90,7 @@ def repair(screen: Screen, index: str, model: str | None) -> None:
     if screen.as_json:
         screen.json({"index": str(index), "made": names})
     elif not screen.quiet:
-        screen.result(f"rebuilt: {', '.join(names)}" if names else "every table is intact; nothing to do")
+        screen.result(f"rebuilt: {', '.join(names)}" if names else "all tables are intact, so nothing was rebuilt")
 
 
 _RECORDS = {"jsonl": "memories", "csv": "triggers"}  # format -> name of its records
@@ -104,14 +104,16 @@ _RECORDS = {"jsonl": "memories", "csv": "triggers"}  # format -> name of its rec
     default="jsonl",
     type=click.Choice(("jsonl", "csv", "neuronpedia")),
     metavar="jsonl|csv|neuronpedia",
-    help="jsonl: one memory per line; csv: one trigger per row; neuronpedia: a folder (loads the model).",
+    help="jsonl: one memory per line. csv: one trigger per row. neuronpedia: a folder of files. Loads the model.",
 )
-@option("--out", "-o", metavar="FILE", help="Output file, or folder for neuronpedia. Default: stdout.")
-@option("--top", type=int, default=20, metavar="N", help="Triggers per memory. Only with --format neuronpedia.")
+@option("--out", "-o", metavar="FILE", help="File to write, or folder with --format neuronpedia. Default: stdout.")
+@option(
+    "--top", type=int, default=20, metavar="N", help="Number of triggers per memory. Only with --format neuronpedia."
+)
 @force_option
 @location_option()
 def export(screen: Screen, index: str, format_: str, out: str | None, top: int, force: bool, model: str | None) -> None:
-    """Export all memories and triggers as JSON Lines, CSV, or for Neuronpedia."""
+    """Export all memories and triggers as JSON Lines, as CSV or for Neuronpedia."""
     from memlens.index.export import FORMATS, is_export
 
     if format_ == "neuronpedia":
@@ -128,7 +130,7 @@ def export(screen: Screen, index: str, format_: str, out: str | None, top: int, 
 
 def _export_neuronpedia(screen: Screen, index: str, out: str | None, model: str | None, top: int, force: bool) -> None:
     if out is None:
-        raise SettingError("--format neuronpedia writes a folder; name it with -o")
+        raise SettingError("--format neuronpedia writes a folder; name the folder with -o")
     opened = memlens.Index(index)
     with ProgressBar(screen, first="model") as progress:
         from memlens.index.neuronpedia import export_neuronpedia
@@ -141,11 +143,11 @@ def _export_neuronpedia(screen: Screen, index: str, out: str | None, model: str 
 
 @verb(json=True)
 @index_argument
-@option("--out", "-o", metavar="FILE.html", help="File to write. Default: report.html in the index.")
-@option("--assets", metavar="DIR", help="Folder for each chart as SVG, PDF and CSV.")
+@option("--out", "-o", metavar="FILE.html", help="HTML file to write. Default: report.html in the index.")
+@option("--assets", metavar="DIR", help="Folder to which each chart is written as SVG, PDF and CSV.")
 @force_option
 def report(screen: Screen, index: str, out: str | None, assets: str | None, force: bool) -> None:
-    """Write one self-contained HTML page with every chart next to the published one."""
+    """Write an HTML report with every chart next to the published one."""
     opened = memlens.Index(index)
     with ProgressBar(screen) as progress:
         from memlens.experiments.run import EXPERIMENTS
@@ -160,27 +162,27 @@ def report(screen: Screen, index: str, out: str | None, assets: str | None, forc
         screen.json(record | {"assets": assets, "missing_experiments": missing, "claims": claims})
         return
     screen.result(visible(str(page)))
-    screen.note(f"{size(page.stat().st_size)}, self-contained: open it in a browser or send it to someone")
+    screen.note(f"{size(page.stat().st_size)}; the file is complete in itself, so you can open or send it")
     if assets is not None:
         screen.note(f"the charts as SVG, PDF and CSV are in {visible(assets)}")
     if missing:
         command = command_line(
             *(("experiment", opened.folder, "all") if opened.has("values") else ("values", opened.folder))
         )
-        screen.note(f"{len(missing)} of {len(EXPERIMENTS)} experiments are missing; next: {command}")
+        screen.note(f"{len(missing)} of {len(EXPERIMENTS)} experiments were not run; next: {command}")
 
 
 @verb(json=True)
 @index_argument
 @option("--out", "-o", required=True, metavar="DIR", help="Folder to write the site to.")
 @option("--layers", metavar="0-5,11", help="Layers to include. Default: all.")
-@option("--top", type=int, default=10, metavar="N", help="Triggers per end of a memory.")
-@option("--circuit", multiple=True, metavar="FILE", help="Circuit to include, from `circuit --save` (repeatable).")
+@option("--top", type=int, default=10, metavar="N", help="Number of top and of bottom triggers per memory.")
+@option("--circuit", multiple=True, metavar="FILE", help="File of `memlens circuit --save` to include. Repeatable.")
 @force_option
 def site(
     screen: Screen, index: str, out: str, layers: str | None, top: int, circuit: tuple[str, ...], force: bool
 ) -> None:
-    """Write the workbench as static files for any web host or for opening from disk."""
+    """Write the workbench as static files that work on any web host and from disk."""
     refuse_without_workbench()
     with ProgressBar(screen, first="site") as progress:
         first = memlens.site(index, out=out, layers=layers, top=top, circuits=circuit, force=force, progress=progress)
@@ -189,7 +191,9 @@ def site(
         screen.json({"site": str(first.parent), "page": str(first), "files": len(sizes), "bytes": sum(sizes)})
         return
     screen.result(visible(str(first)))
-    screen.note(f"{len(sizes):,} files, {size(sum(sizes))}: open it in a browser, or copy the folder to a web host")
+    screen.note(
+        f"{len(sizes):,} files, {size(sum(sizes))}; open the page in a browser, or copy the folder to a web host"
+    )
 
 
 def refuse_without_workbench() -> None:
@@ -205,19 +209,24 @@ def _find_model(screen: Screen, index: str) -> str | None:
     source = memlens.Index(index).manifest.model.source
     if source and is_here(source):
         return source
-    where = f"the model is no longer at '{visible(source)}'" if source else "the model was not loaded from a file"
-    screen.note(f"{where}; live pages need --model MODEL, other pages work")
+    where = f"The model is no longer at '{visible(source)}'" if source else "The model was not loaded from a file"
+    screen.note(f"{where}. Live pages need --model MODEL. Other pages work without it.")
     return None
 
 
 @verb(json=False)
 @index_argument
 @settings_options(LiveSettings)
-@option("--port", type=int, default=8000, metavar="N", help="Port; 0 selects a free one.")
-@option("--model", metavar="MODEL", help="Current location of the model. Default: where it was scanned.")
-@flag("--no-model", help="Do not load a model; disables live pages.")
-@option("--compare", metavar="INDEX", help="Second index, for the Compare page.")
-@option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on. Other machines need a token.")
+@option("--port", type=int, default=8000, metavar="N", help="Port to listen on. 0 selects a free port.")
+@option("--model", metavar="MODEL", help="Folder or name of the scanned model. Default: as recorded in the index.")
+@flag("--no-model", help="Do not load the model. Live pages do not work without it.")
+@option("--compare", metavar="INDEX", help="Second index to show on the Compare page.")
+@option(
+    "--host",
+    default="127.0.0.1",
+    metavar="ADDRESS",
+    help="Address to listen on. Requests from other machines need a token.",
+)
 def serve(
     screen: Screen,
     index: str,
@@ -261,7 +270,7 @@ def open_workbench(
     def print_address(address: str, access: Access) -> None:
         screen.result(address)
         if access.token is not None:
-            screen.note(f"{host} is open to other machines; the token in the address gives access")
+            screen.note(f"other machines can reach {host}; access requires the token in the address")
         screen.note("stop with Ctrl-C")
 
     try:
@@ -275,7 +284,7 @@ def open_workbench(
 @verb(json=True)
 @index_argument
 @repo_argument
-@flag("--private", help="Make a new repository private.")
+@flag("--private", help="If the repository is created, make it private.")
 def push(screen: Screen, index: str, repo: str, private: bool) -> None:
     """Upload an index to the Hugging Face Hub, without annotations."""
     with ProgressBar(screen, first="push") as progress:
@@ -285,12 +294,12 @@ def push(screen: Screen, index: str, repo: str, private: bool) -> None:
         return
     screen.result(pushed.address)
     command = command_line("show", f"hf:{pushed.repository}", suggest_memory(memlens.Index(index)))
-    screen.note(f"{pushed.files} tables, {size(pushed.bytes)}; others can use it: {command}")
+    screen.note(f"{pushed.files} files, {size(pushed.bytes)}; to use the uploaded index: {command}")
 
 
 @verb(json=True)
 @repo_argument
-@option("--out", "-o", metavar="INDEX", help="Folder to write. Default: the repository's name.")
+@option("--out", "-o", metavar="INDEX", help="Folder to write the index to. Default: the name of the repository.")
 @resume_option
 def pull(screen: Screen, repo: str, out: str | None, resume: bool) -> None:
     """Download an index from the Hugging Face Hub and verify its checksums."""
@@ -301,4 +310,4 @@ def pull(screen: Screen, repo: str, out: str | None, resume: bool) -> None:
         screen.json({"index": folder, "model": index.manifest.model.name, "files": len(index.manifest.files)})
         return
     screen.result(visible(folder))
-    screen.note(f"every checksum is correct; next: {command_line('show', folder, suggest_memory(index))}")
+    screen.note(f"all checksums match; next: {command_line('show', folder, suggest_memory(index))}")

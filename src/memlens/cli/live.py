@@ -48,8 +48,14 @@ _CASE_STYLES = {"composition": "yellow", "ffn": "green", "reversal": "red"}
 @verb(json=True)
 @model_or_index_argument
 @argument("prompt", metavar="PROMPT", help="Text to trace.")
-@option("--top", type=int, default=3, metavar="K", help="Tokens and memories to list per layer.")
-@option("--position", type=int, default=-1, metavar="N", help="Token position to trace, from 0; -1 is the last one.")
+@option("--top", type=int, default=3, metavar="K", help="Number of tokens and memories to list per layer.")
+@option(
+    "--position",
+    type=int,
+    default=-1,
+    metavar="N",
+    help="Position of the token to trace, counted from 0. -1 is the last token.",
+)
 @token_options()
 @option(
     "--set",
@@ -57,7 +63,7 @@ _CASE_STYLES = {"composition": "yellow", "ffn": "green", "reversal": "red"}
     multiple=True,
     panel=_EDITS,
     metavar="L3N51=0",
-    help="Silence (=0), set (=3.5) or scale (=x2) a memory, or silence a layer (L3=0) (repeatable).",
+    help="Silence (=0), set (=3.5) or scale (=x2) the coefficient of a memory, or silence a layer (L3=0). Repeatable.",
 )
 @option(
     "--at",
@@ -65,13 +71,20 @@ _CASE_STYLES = {"composition": "yellow", "ffn": "green", "reversal": "red"}
     type=int,
     panel=_EDITS,
     metavar="N",
-    help="Token position where --set applies (repeatable). Default: everywhere.",
+    help="Position of a token at which --set applies. Repeatable. Default: all tokens.",
 )
-@option("--file", type=Path, panel=_EDITS, metavar="FILE", help="Replay a saved intervention.")
-@option("--save", type=Path, panel=_EDITS, metavar="FILE", help="Save the intervention as JSON.")
-@flag("--force", panel=_EDITS, help="Let --save replace a file that memlens did not write.")
-@option("--generate", type=WholeNumber(0), default=0, panel=_TEXT, metavar="N", help="Tokens to generate.")
-@option("--temperature", type=float, default=0.0, panel=_TEXT, metavar="T", help="Sampling temperature; 0 is greedy.")
+@option("--file", type=Path, panel=_EDITS, metavar="FILE", help="Apply the edits of a saved intervention.")
+@option("--save", type=Path, panel=_EDITS, metavar="FILE", help="Save the edits as a JSON file.")
+@flag("--force", panel=_EDITS, help="Allow --save to replace a file that memlens did not write.")
+@option("--generate", type=WholeNumber(0), default=0, panel=_TEXT, metavar="N", help="Number of tokens to generate.")
+@option(
+    "--temperature",
+    type=float,
+    default=0.0,
+    panel=_TEXT,
+    metavar="T",
+    help="Sampling temperature. 0 always selects the most likely token.",
+)
 @option("--seed", type=int, default=0, panel=_TEXT, metavar="N", help="Random seed for sampling.")
 @open_model_options
 def trace(
@@ -92,10 +105,10 @@ def trace(
     seed: int,
     place: dict[str, Any],
 ) -> None:
-    """Trace a prompt: the active memories of each layer, the tokens they promote, and the layer's prediction."""
+    """Trace a prompt: show the prediction of each layer and the memories that contribute to it."""
     intervention = _read_intervention(sets, at, file)
     if save is not None and intervention is None:
-        raise SettingError(f"there is no intervention to save in {save}; add --set")
+        raise SettingError(f"there are no edits to save in {save}; add --set")
     from memlens.tracer.intervention import is_intervention
 
     check_outputs({"--save": (save, is_intervention)}, force=force)
@@ -299,7 +312,7 @@ _USE = "Use a probe"
 
 @verb(json=True)
 @model_or_index_argument
-@argument("labels", metavar="LABELS", help=".csv or .jsonl file with a text and a label per row.")
+@argument("labels", metavar="LABELS", help="A .csv or .jsonl file with a text and a label in each row.")
 @settings_options(ProbeSettings)
 @option("--save", type=Path, panel=_USE, metavar="FILE", help="Save the best probe as JSON.")
 @option("--apply", type=Path, panel=_USE, metavar="FILE", help="Apply a saved probe to the texts in LABELS.")
@@ -308,15 +321,15 @@ _USE = "Use a probe"
     type=Path,
     panel=_USE,
     metavar="FILE",
-    help="Write an intervention for `memlens trace --file`; needs --towards.",
+    help="Write an intervention for `memlens trace --file` that moves predictions towards --towards.",
 )
-@option("--towards", panel=_USE, metavar="LABEL", help="Label that --steer moves towards.")
+@option("--towards", panel=_USE, metavar="LABEL", help="Label for --steer.")
 @option(
     "--strength",
     type=float,
     panel=_USE,
     metavar="X",
-    help="Strength of --steer; 1 sets memories to their mean for the label. Default: 1.",
+    help="Strength of --steer. 1 sets each memory to its mean for the label. Default: 1.",
 )
 @force_option
 @open_model_options
@@ -333,11 +346,13 @@ def probe(
     place: dict[str, Any],
     **options: Any,
 ) -> None:
-    """Find the memories that encode a concept: fit sparse probes to labeled texts."""
+    """Find memories that encode a concept by fitting sparse probes to labeled texts."""
     if (steer is None) != (towards is None):
         raise SettingError("--steer and --towards must be given together")
     if strength is not None and (steer is None or not math.isfinite(strength)):
-        raise SettingError(f"--strength is {strength}; it must be a finite number and needs --steer")
+        raise SettingError(
+            f"--strength is {strength}; it must be a finite number, and it has an effect only with --steer"
+        )
     from memlens.probing.saved import is_probe
     from memlens.tracer.intervention import is_intervention
 
@@ -389,7 +404,7 @@ def _apply(
         check_label(saved.classes, towards)
     texts = read_texts(labels, column)
     if not texts:
-        raise SettingError(f"{labels} holds no texts to apply the probe to")
+        raise SettingError(f"{labels} contains no texts")
     loaded, _ = open_model(model, **place)
     predictions: Sequence[Prediction] = saved.apply(loaded, texts)
     rows = [[one.label, None if one.p is None else max(one.p.values()), _end_cell(one.text)] for one in predictions]
@@ -411,9 +426,9 @@ def _print_probe(screen: Screen, model: str, result: ProbeResult) -> None:
         f"{result.measure} of probes on k memories of a layer"
     )
     if result.repeats:
-        screen.note(f"left out {result.repeats:,} repeated rows (same text and label)")
+        screen.note(f"{result.repeats:,} rows were left out because another row has the same text and label")
     if result.cut:
-        screen.note(f"read only the end of {result.cut:,} texts, which exceed the model's context or --max-length")
+        screen.note(f"only the end of {result.cut:,} texts was read, because of the model's context or --max-length")
     screen.result()
     _print_scores(screen, result)
     screen.result()
@@ -429,7 +444,9 @@ def _print_probe(screen: Screen, model: str, result: ProbeResult) -> None:
         mean, low, high = result.chance
         facts["permuted labels"] = f"{mean:.3f} on average, 95% from {low:.3f} to {high:.3f}"
     screen.facts(facts)
-    screen.note("best: the fewest memories within one standard error of the best fit to held-out training texts")
+    screen.note(
+        "the best probe has the fewest memories among those within one standard error of the highest validation score"
+    )
     screen.result()
     _print_probe_memories(screen, model, result)
     screen.result()

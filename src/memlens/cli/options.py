@@ -125,26 +125,26 @@ def setting_option(settings: type, name: str, option_as: str | None = None) -> D
     return option(option_as or option_name(name), type=kind, metavar=metadata["metavar"] or None, **attributes)
 
 
-model_argument = argument("model", metavar="MODEL", help="Hugging Face id, folder, .gguf file, or `bundled`.")
-model_or_index_argument = argument(
-    "model", metavar="MODEL|INDEX", help="A model, or an index, whose model is then loaded."
-)
+model_argument = argument("model", metavar="MODEL", help="Hugging Face id, folder, .gguf file or `bundled`.")
+model_or_index_argument = argument("model", metavar="MODEL|INDEX", help="A model, or an index whose model is loaded.")
 corpus_argument = argument(
     "corpus",
     nargs=-1,
     required=True,
     metavar="CORPUS",
-    help="Files or folders of .txt, .jsonl or .parquet, hf:NAME, or `bundled`.",
+    help="Text: .txt, .jsonl or .parquet files, folders, hf:NAME or `bundled`.",
 )
-index_argument = argument("index", metavar="INDEX", help="Index folder, or hf:OWNER/NAME.")
+index_argument = argument("index", metavar="INDEX", help="Index folder or hf:OWNER/NAME.")
 out_option = option("--out", "-o", required=True, metavar="INDEX", help="Folder to write the index to.")
 resume_option = option(
     "--resume/--fresh",
     default=True,
     panel=RUN,
-    help="Resume the work in the folder, or replace it. Default: resume.",
+    help="Resume or replace the work in the folder. Default: resume.",
 )
-force_option = flag("--force", help="Replace a file that memlens did not write, except files of an index or model.")
+force_option = flag(
+    "--force", help="Allow replacing files that memlens did not write. Files of an index or a model are never replaced."
+)
 device_option = option(
     "--device", default="auto", metavar="NAME", panel=RUN, help="Device of the model: auto, cpu, cuda or mps."
 )
@@ -153,14 +153,14 @@ dtype_option = option(
     default="float32",
     metavar="NAME",
     panel=RUN,
-    help="Weight dtype: float32, bfloat16, float16 or float64.",
+    help="Data type of the weights: float32, bfloat16, float16 or float64.",
 )
 threads_option = setting_option(RunSettings, "threads")
 validation_option = option(
     "--validation",
     multiple=True,
     metavar="CORPUS",
-    help="Corpus to sample prefixes from (repeatable). Default: the scanned corpus.",
+    help="Corpus from which prefixes are sampled. Repeatable. Default: the scanned corpus.",
 )
 
 
@@ -171,7 +171,7 @@ def location_option(name: str = "model") -> Decorator:
         name,
         metavar="MODEL",
         panel=RUN,
-        help="Current location of the model. Default: where it was scanned.",
+        help="Folder or name of the scanned model. Default: as recorded in the index.",
     )
 
 
@@ -187,7 +187,7 @@ def open_model_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "--dtype",
         metavar="NAME",
         panel=RUN,
-        help="Weight dtype. Default: float32, or the dtype of the scan if an index is given.",
+        help="Data type of the weights. Default: as in the scan of the index, otherwise float32.",
     )
     return location_option("where")(device_option(add_dtype(run)))
 
@@ -198,7 +198,10 @@ def token_options(panel: str | None = None) -> Decorator:
         "--token", metavar="TEXT", panel=panel, help="Token to explain. Default: the token that the model predicts."
     )
     add_against = option(
-        "--against", metavar="TEXT", panel=panel, help="Explain the logit of --token minus the logit of this token."
+        "--against",
+        metavar="TEXT",
+        panel=panel,
+        help="Explain the difference of two logits: that of --token minus that of this token.",
     )
     return lambda function: add_token(add_against(function))
 

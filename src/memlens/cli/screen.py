@@ -51,7 +51,7 @@ def open_output(
     """Open the output of an export: stdout, or a file that replaces the named one when the block ends."""
     if file is None:
         if getattr(sys.stdout, "name", None) == 1:  # descriptor 1: stdout was closed and replaced in cli/__init__.py
-            raise SettingError(f"stdout is closed, so the export would be lost; name a file with {option}")
+            raise SettingError(f"stdout is closed; name an output file with {option}")
         yield _Stdout(sys.stdout)
         return
     refuse_output(Path(file), is_ours, force=force)
@@ -75,7 +75,7 @@ def check_outputs(outputs: Mapping[str, tuple[Path | None, Callable[[bytes], boo
         if not path.parent.is_dir():
             raise SettingError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
         if (other := seen.setdefault(path.resolve(), option)) != option:
-            raise SettingError(f"{other} and {option} both name {path}; use two files")
+            raise SettingError(f"{other} and {option} name the same file, {path}; choose two different files")
 
 
 class _Console(Console):
@@ -312,21 +312,21 @@ _DESCRIPTIONS = {
     "scan": "scanning",
     "check": "checking files",
     "tables": "writing tables",
-    "values": "reading values",
-    "keys": "reading keys",
+    "values": "projecting values",
+    "keys": "projecting keys",
     "words": "reading words",
     "shallow": "finding shallow patterns",
     "topics": "finding semantic patterns",
-    "patterns": "counting patterns",
-    "prefixes": "running prefixes",
-    "local-edits": "editing prefixes",
-    "shuffled": "measuring shuffled networks",
-    "texts": "reading texts",
+    "patterns": "combining patterns",
+    "prefixes": "running the model on prefixes",
+    "local-edits": "running edited prefixes",
+    "shuffled": "running shuffled networks",
+    "texts": "running the model on texts",
     "probes": "fitting probes",
     "scores": "scoring memories",
     "sizes": "measuring circuits",
-    "roles": "finding roles",
-    "effects": "silencing groups",
+    "roles": "assigning roles",
+    "effects": "silencing memories by role",
     "report": "writing the report",
     "assets": "drawing charts",
     "site": "writing pages",
@@ -391,7 +391,7 @@ class ProgressBar:
         self.steps.append(stage)
         self._started, self._start_count, self._bytes_read = now, done, done
         if stage == "scan" and done:
-            self.screen.note(f"resuming an interrupted scan at {done / max(total or 0, 1):.0%}")
+            self.screen.note(f"resuming the interrupted scan at {done / max(total or 0, 1):.0%}")
         description = self.prefix + _DESCRIPTIONS.get(stage, stage)
         self.screen.detail(description + " …")
         if self._bar is not None:

@@ -45,7 +45,7 @@ def create_app(workbench: Workbench, access: Access | None = None) -> FastAPI:
     app = FastAPI(
         title="memlens",
         version=__version__,
-        description="An index of memories. Every number on a page is also available as JSON.",
+        description="An index of memories. All numbers on the pages are also available as JSON.",
         lifespan=lifespan,
         default_response_class=Json,
         # FastAPI's documentation pages load scripts from other sites
@@ -86,7 +86,9 @@ def _report_http_error(request: Request, error: Exception) -> Response:
 
 def _report_bug(request: Request, error: Exception) -> Response:
     name = type(error).__name__
-    return _error_response(request, 500, f"this is a bug in memlens ({name}); please report it with the server's log")
+    return _error_response(
+        request, 500, f"this is a bug in memlens ({name}); please report it together with the server's log"
+    )
 
 
 def _error_response(request: Request, status: int, line: str) -> Response:

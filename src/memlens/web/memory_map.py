@@ -101,9 +101,8 @@ def _read_statistics(index: Index) -> Statistics:
         statistics.categories["class"] = classes
     if index.has("roles"):
         table, rows = read("roles", ["role"])
-        places = {
-            role: 1 + number for number, role in enumerate(ROLES)
-        }  # 0 means no role, or a role that this version does not know
+        # 0 means no role, or a role that this version does not know
+        places = {role: 1 + number for number, role in enumerate(ROLES)}
         roles = np.array([places.get(role, 0) for role in table["role"].to_pylist()])
         statistics.categories["role"] = place(rows, roles.astype(np.uint8), 0)
     return statistics
@@ -181,14 +180,14 @@ class Measure:
 
 
 MEASURES = (
-    Measure("max", "max coefficient", "the largest coefficient on any prefix of the corpus"),
+    Measure("max", "max coefficient", "the largest coefficient on the corpus"),
     Measure("frequency", "activation frequency", "the share of prefixes with a positive coefficient", percent=True),
     Measure("mean", "mean coefficient", "the mean coefficient over all prefixes of the corpus"),
     Measure("max_p", "max p of the value", "the probability of the top token", percent=True),
     Measure(
         "agreement",
         "agreement",
-        "whether the top token follows the top trigger",
+        "whether the top token is the token after the top trigger",
         kinds=("no next token", "different token", "agrees"),
     ),
     Measure(
@@ -197,8 +196,8 @@ MEASURES = (
         "what the triggers have in common",
         kinds=("no pattern", "shallow only", "semantic only", "both kinds"),
     ),
-    Measure("role", "role", "the first role of each memory, by `memlens roles`", kinds=("no role", *ROLES)),
-    Measure("dead", "dead", "memories that are never active on the corpus", kinds=("active", "dead")),
+    Measure("role", "role", "the first role of each memory", kinds=("no role", *ROLES)),
+    Measure("dead", "dead", "whether the memory is ever active on the corpus", kinds=("active", "dead")),
 )
 
 # name -> label; "class" and "role" are offered only if their tables exist

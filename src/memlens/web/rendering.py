@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from functools import cache
 from importlib.resources import files
@@ -128,9 +128,21 @@ def remember_viewer(request: Request, response: Response, annotator: str) -> Res
 
 
 async def run_model(
-    request: Request, bench: Workbench, function: Callable[[MemoryModel], T], *, may_refuse: bool = True
+    request: Request,
+    bench: Workbench,
+    function: Callable[[MemoryModel], T],
+    *,
+    key: Hashable = None,
+    may_refuse: bool = True,
 ) -> T:
     """Run function(model) in a thread. One request runs at a time, a few may wait, and others are rejected.
+
+    Args:
+        request: The request.
+        bench: The workbench, which holds the model and its recent answers.
+        function: The function to run.
+        key: If given, the result is remembered under this key and not computed again.
+        may_refuse: Reject the request if too many are waiting.
 
     Raises:
         BusyError: Too many requests are waiting, or the model did not become free in time.
@@ -147,7 +159,7 @@ async def run_model(
 
     def run() -> T:
         with bench.model() as model:
-            return function(model)
+            return function(model) if key is None else bench.kept.answer(key, lambda: function(model))
 
     try:
         return await to_thread.run_sync(run)

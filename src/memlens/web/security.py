@@ -107,7 +107,7 @@ class Guard:
             if response is not None:
                 return response
         if _is_cross_site(request):
-            return _error_response(request, 403, "this request comes from another site; open the workbench itself")
+            return _error_response(request, 403, "this request comes from another website; open the workbench directly")
         return None
 
 
@@ -124,7 +124,7 @@ def _check_token(request: Request, token: str) -> Response | None:
     bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
     if _is_same(request.cookies.get(cookie, ""), token) or _is_same(bearer, token):
         return None
-    line = "this workbench needs its token; open the whole address that `memlens serve` printed"
+    line = "this workbench requires its token; open the complete address that `memlens serve` printed"
     return _error_response(request, 401, line)
 
 

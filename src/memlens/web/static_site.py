@@ -131,7 +131,9 @@ class SiteBench(Workbench):
 
     @property
     def status_text(self) -> str:
-        return "this needs the model, which a static site cannot run; start the workbench with `memlens serve INDEX`"
+        return (
+            "This needs the model, which a static site does not have. Start the workbench with `memlens serve INDEX`."
+        )
 
 
 def make_site(
@@ -153,7 +155,7 @@ def make_site(
         force: Replace an existing site.
     """
     if top < 1:
-        raise SettingError(f"--top is {top}; it must be at least 1")
+        raise SettingError(f"--top is {top}; it must be 1 or more")
     graphs = [load_graph(path) for path in circuits]
     site = _Site(SiteIndex(folder, layers), out, top, graphs, progress)
     prepare_output_folder(out, force=force, replaced=(*PAGES, "data", "static"))

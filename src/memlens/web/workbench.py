@@ -178,9 +178,8 @@ class Workbench:
         self.other = None if other is None else ServedIndex(other.folder if isinstance(other, Index) else other)
         self.live = live or LiveSettings()
         self.kept = KeptPrompts()
-        self.on_failure: Callable[[str], object] = lambda reason: (
-            None
-        )  # called with the reason if the model cannot be loaded
+        # called with the reason if the model cannot be loaded
+        self.on_failure: Callable[[str], object] = lambda reason: None
         self._source = model if isinstance(model, str) else None
         self._model: MemoryModel | None = None
         self._failure = ""

@@ -24,28 +24,30 @@ if TYPE_CHECKING:
 router = APIRouter()
 
 _MOST_NODES = 200
-Nodes = Annotated[int, Query(ge=1, le=_MOST_NODES, description="Memories to show one by one.")]
+Nodes = Annotated[int, Query(ge=1, le=_MOST_NODES, description="Number of memories in the graph.")]
 Groups = Annotated[
     list[Annotated[str, StringConstraints(max_length=5000)]],
     Query(
         alias="group",
         max_length=50,
-        description="A supernode: ids of nodes, a bar and its name, like L3N51@2,L4N7@2|sea.",
+        description="A group: the ids of its nodes, a bar and its name, like L3N51@2,L4N7@2|sea.",
     ),
 ]
 
 
-def find_circuit(bench: Workbench, model: MemoryModel, prompt: str, token: str, against: str, nodes: int) -> Circuit:
-    """Return the circuit of a prompt. Circuits of recent requests are kept."""
-    from memlens.circuits.graph import circuit
+async def find_circuit(
+    request: Request, bench: Workbench, prompt: str, token: str, against: str, nodes: int
+) -> Circuit:
+    """Return the circuit of a prompt. Circuits of recent requests are remembered."""
 
-    check_prompt_length(model, prompt, bench.live.prompt_tokens)
-    named = [word.replace("␣", " ") or None for word in (token, against)]
+    def find(model: MemoryModel) -> Circuit:
+        from memlens.circuits.graph import circuit
 
-    def find() -> Circuit:
-        return circuit(model, prompt, token=named[0], against=named[1], nodes=nodes, index=bench.index)
+        check_prompt_length(model, prompt, bench.live.prompt_tokens)
+        target, other = (word.replace("␣", " ") or None for word in (token, against))
+        return circuit(model, prompt, token=target, against=other, nodes=nodes, index=bench.index)
 
-    return bench.kept.answer(("circuit", prompt, token, against, nodes), find)
+    return await run_model(request, bench, find, key=("circuit", prompt, token, against, nodes))
 
 
 @router.get("/circuit", response_class=HTMLResponse, include_in_schema=False)
@@ -60,8 +62,8 @@ def circuit_page(
 async def read_circuit(
     request: Request, bench: Bench, prompt: Prompt, token: Target = "", against: Other = "", nodes: Nodes = 40
 ) -> dict[str, Any]:
-    """Return the memories behind a prediction and the edges between them, which add up. Needs the model."""
-    graph = await run_model(request, bench, lambda model: find_circuit(bench, model, prompt, token, against, nodes))
+    """Return the memories behind a prediction and the edges between them. Needs the model."""
+    graph = await find_circuit(request, bench, prompt, token, against, nodes)
     return graph.to_json()
 
 
@@ -79,7 +81,7 @@ async def save_circuit(
     """Return the circuit as an attribution graph for Neuronpedia and for `memlens site --circuit`. Needs the model."""
     from memlens.circuits.export import attribution_graph
 
-    graph = await run_model(request, bench, lambda model: find_circuit(bench, model, prompt, token, against, nodes))
+    graph = await find_circuit(request, bench, prompt, token, against, nodes)
     response.headers["content-disposition"] = 'attachment; filename="circuit.json"'
     return attribution_graph(graph, read_groups(graph, groups))
 

@@ -63,7 +63,7 @@ def keep_memory(bench: Bench, viewer: Viewer, name: Name, content: KeptMemory) -
 
 @router.patch("/api/collections/{name}", responses=PROBLEMS)
 def change_kept(bench: Bench, viewer: Viewer, name: Name, content: KeptMemory) -> Note:
-    """Change the given parts of a note and keep the others."""
+    """Change some parts of a note and keep the others."""
     return bench.index.annotations.change_note(bench.index.check(name), viewer or "me", _parts(content))
 
 

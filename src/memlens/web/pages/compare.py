@@ -15,11 +15,14 @@ router = APIRouter(tags=["compare"])
 By = Annotated[Literal["triggers", "values", "patterns", "roles"], Query(description="What to compare.")]
 Pair = Annotated[
     str,
-    Query(max_length=24, description="One layer of each, like 3:5. Each memory is matched with its best counterpart."),
+    Query(
+        max_length=24,
+        description="A layer of each index, like 3:5. Each memory is compared with its most similar counterpart.",
+    ),
 ]
 Order = Annotated[
     Literal["changed", "alike"] | None,
-    Query(description="Which pairs come first. Default: changed; for two layers, alike."),
+    Query(description="Pairs to list first. Default: changed, or alike for two layers."),
 ]
 Top = Annotated[int, Query(ge=1, le=200, description="Number of pairs to list.")]
 
@@ -71,7 +74,9 @@ def read_comparison(
 def _compare(bench: Workbench, by: str, layers: str, order: str | None, top: int) -> IndexComparison:
     """Return the comparison. Computed once per index."""
     if bench.other is None and not layers:
-        raise SettingError("there is only one index; name two of its layers, or serve with --compare INDEX")
+        raise SettingError(
+            "the workbench has only one index; name two of its layers, or serve a second index with --compare INDEX"
+        )
     other, alike = bench.other or bench.index, None if order is None else order == "alike"
     return bench.index.remember(
         ("comparison", by, layers, alike, top),

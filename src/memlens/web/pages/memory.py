@@ -56,6 +56,7 @@ ExpertName = Annotated[
     str, Path(description="An expert: layer and number from 0, like L3E5, or L3S0 for a shared expert.", max_length=30)
 ]
 
+Limit = Annotated[int, Query(ge=1, le=100, description="Number of entries to list.")]
 
 # The model
 
@@ -66,7 +67,7 @@ def check_prompt_length(model: MemoryModel, prompt: str, limit: int) -> None:
 
     count = len(read_prompt(model, prompt).tokens)
     if count > limit:
-        raise SettingError(f"the prompt has {count} tokens, but at most {limit} are allowed; shorten it")
+        raise SettingError(f"the prompt has {count} tokens; the limit is {limit}, so shorten it")
 
 
 def silence(model: MemoryModel, name: MemoryId, prompt: str, change: str) -> InterventionEffect:
@@ -90,7 +91,11 @@ class CoefficientChange(BaseModel):
     """A prompt and a change of the memory's coefficient."""
 
     prompt: str = Field(min_length=1, max_length=4000)
-    change: str = Field(default="0", max_length=30, description="The change: 0 silences, 3.5 sets, x2 scales.")
+    change: str = Field(
+        default="0",
+        max_length=30,
+        description="The change of the coefficient: 0 silences the memory, 3.5 sets it, x2 scales it.",
+    )
 
 
 # A memory
@@ -168,47 +173,43 @@ def read_one_memory(bench: Bench, viewer: Viewer, name: Name) -> LabeledMemory:
 
 
 @router.get("/api/memories/{name}/related", responses=PROBLEMS)
-def read_related(bench: Bench, name: Name, limit: Annotated[int, Query(ge=1, le=100)] = 12) -> list[RelatedMemory]:
+def read_related(bench: Bench, name: Name, limit: Limit = 12) -> list[RelatedMemory]:
     """List memories that share triggers, patterns or promoted tokens with this one, most similar first."""
     return related_memories(bench.index, name, limit)
 
 
 @router.get("/api/memories/{name}/nearest", responses=LIVE_PROBLEMS)
 async def read_nearest(
-    request: Request, bench: Bench, name: Name, by: Side = "value", limit: Annotated[int, Query(ge=1, le=100)] = 12
+    request: Request, bench: Bench, name: Name, by: Side = "value", limit: Limit = 12
 ) -> list[NearMemory]:
-    """List the memories whose keys or values have the largest cosine with this one's. Needs the model."""
+    """List the memories whose keys or values have the largest cosine with this memory's. Needs the model."""
     memory = bench.index.check(name)
 
     def find(model: MemoryModel) -> list[NearMemory]:
-        key = ("nearest", memory, by, limit)
-        return bench.kept.answer(key, lambda: nearest_memories(bench.index, model, memory, by, limit))
+        return nearest_memories(bench.index, model, memory, by, limit)
 
-    return await run_model(request, bench, find)
+    return await run_model(request, bench, find, key=("nearest", memory, by, limit))
 
 
 @router.get("/api/memories/{name}/wires", responses=LIVE_PROBLEMS)
-async def read_wires(
-    request: Request, bench: Bench, name: Name, limit: Annotated[int, Query(ge=1, le=100)] = 8
-) -> dict[str, Any]:
-    """List the wires into the memory's key and out of its value, from weights alone. Needs the model."""
+async def read_wires(request: Request, bench: Bench, name: Name, limit: Limit = 8) -> dict[str, Any]:
+    """List what the memory's key reads and which memories read its value, from weights alone. Needs the model."""
     memory = bench.index.check(name)
 
     def find(model: MemoryModel) -> dict[str, Any]:
         from memlens.circuits.wires import wires
 
-        found = bench.kept.answer(("wires", memory, limit), lambda: wires(bench.index, model, memory, limit))
-        result: dict[str, Any] = plain(found)
+        result: dict[str, Any] = plain(wires(bench.index, model, memory, limit))
         return result
 
-    return await run_model(request, bench, find)
+    return await run_model(request, bench, find, key=("wires", memory, limit))
 
 
 @router.get("/api/sentences/{sentence}", responses=PROBLEMS)
 def read_sentence(
     bench: Bench,
     sentence: Annotated[int, Path(ge=0, le=1 << 62)],
-    around: Annotated[int, Query(ge=0, le=20, description="Sentences before and after it.")] = 2,
+    around: Annotated[int, Query(ge=0, le=20, description="Number of sentences to return before and after it.")] = 2,
 ) -> SentenceContext:
     """Return a sentence of the corpus with its source and neighboring sentences."""
     return read_context(bench.index, sentence, around)
@@ -239,7 +240,7 @@ async def read_coefficients_on(
 
 @router.post("/api/memories/{name}/silence", responses=LIVE_PROBLEMS)
 async def silence_memory(request: Request, bench: Bench, name: Name, change: CoefficientChange) -> InterventionEffect:
-    """Compare the predictions after a prompt with and without a change of the memory. Needs the model."""
+    """Compare the predictions after a prompt before and after changing a memory. Needs the model."""
     memory = bench.index.check(name)
 
     def compute(model: MemoryModel) -> InterventionEffect:
@@ -250,22 +251,18 @@ async def silence_memory(request: Request, bench: Bench, name: Name, change: Coe
 
 
 @router.get("/api/memories/{name}/effect", responses=LIVE_PROBLEMS)
-async def read_effect(
-    request: Request, bench: Bench, name: Name, limit: Annotated[int, Query(ge=1, le=100)] = 10
-) -> dict[str, Any]:
+async def read_effect(request: Request, bench: Bench, name: Name, limit: Limit = 10) -> dict[str, Any]:
     """List the tokens whose probability changes most if the memory is silenced at its triggers. Needs the model."""
     memory = bench.index.check(name)
 
     def find(model: MemoryModel) -> dict[str, Any]:
         from memlens.tracer.token_change import token_change
 
-        change = bench.kept.answer(
-            ("effect", memory, limit), lambda: token_change(bench.index, model, memory, top=limit)
-        )
+        change = token_change(bench.index, model, memory, top=limit)
         result: dict[str, Any] = plain(change) | {"note": change.note}
         return result
 
-    return await run_model(request, bench, find)
+    return await run_model(request, bench, find, key=("effect", memory, limit))
 
 
 def _find_neighbors(index: ServedIndex, memory: MemoryId) -> tuple[MemoryId | None, MemoryId | None]:

@@ -183,7 +183,10 @@ def read_map(
         str, Query(max_length=30, description="The order in a layer: place, level, class, role, likeness.")
     ] = "place",
 ) -> MemoryMap:
-    """Return one statistic of all memories, one byte per cell. A cell holds several memories if they do not fit."""
+    """Return one statistic of all memories as one byte per cell.
+
+    If there are more memories than cells, a cell stands for several memories.
+    """
     index = bench.index
 
     def draw() -> MemoryMap:

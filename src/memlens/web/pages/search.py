@@ -100,13 +100,15 @@ def read_asked(
     layers: Annotated[str, Query(max_length=100, description="Layers like 0-5,11.")] = "",
     kind: Annotated[
         Literal["", "none", "shallow", "semantic", "both"],
-        Query(alias="class", description="Class of the patterns that the triggers share."),
+        Query(alias="class", description="Kind of patterns that the memory has."),
     ] = "",
     agreement: Annotated[
         Literal["", "yes", "no"],
-        Query(description="Whether the top token of the value follows the top trigger."),
+        Query(description="Whether the top token of the value is the token after the top trigger."),
     ] = "",
-    role: Annotated[str, Query(max_length=100, description="Role of the memories, by `memlens roles`.")] = "",
+    role: Annotated[
+        str, Query(max_length=100, description="Role of the memories, as assigned by `memlens roles`.")
+    ] = "",
     order: Annotated[Statistic, Query(description="Sort order of a search without a text.")] = "max",
     limit: Annotated[int, Query(ge=1, le=500)] = 20,
     ends: Annotated[bool, Query(description="In triggers: match at the end of a prefix only.")] = False,
@@ -145,15 +147,20 @@ async def search_results(request: Request, bench: Bench, asked: Asked) -> Respon
 async def search_firing(
     request: Request,
     bench: Bench,
-    text: Annotated[str, Query(min_length=1, max_length=4000, description="Text on which the memories fire.")],
+    text: Annotated[str, Query(min_length=1, max_length=4000, description="The text.")],
     order: Annotated[
         FiringOrder,
-        Query(description="Sort by coefficient relative to the memory's range, or by effect on the prediction."),
+        Query(
+            description="Sort by the coefficient relative to the memory's range, or by the effect on the prediction."
+        ),
     ] = "relative",
     layers: Annotated[str, Query(max_length=100, description="Layers like 0-5,11.")] = "",
     limit: Annotated[int, Query(ge=1, le=500)] = 20,
 ) -> FiringResult:
-    """List the memories that fire on a text, by default those closest to their maximum first. Needs the model."""
+    """List the memories that are active on a text. Needs the model.
+
+    By default, memories with coefficients closest to their maximum come first.
+    """
     return await run_model(request, bench, lambda model: _find_firing(bench, model, text, order, layers, limit))
 
 
@@ -161,7 +168,7 @@ async def search_firing(
 def search_memories(bench: Bench, asked: Asked) -> SearchResult:
     """List the memories that pass all filters, best matches first."""
     if asked.place == "fires":
-        raise SettingError("in=fires has no results here; use /api/fires?text=...")
+        raise SettingError("in=fires works only at /api/fires?text=...")
     return search(bench.index, asked.query)
 
 

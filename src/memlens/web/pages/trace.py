@@ -46,13 +46,12 @@ EXAMPLES = ("The capital of France is", "In 1990 the", "The river runs to the se
 Text = Annotated[str, Query(max_length=MAX_CHARACTERS, description="The prompt.")]
 Prompt = Annotated[str, Query(min_length=1, max_length=MAX_CHARACTERS, description="The prompt.")]
 Target = Annotated[
-    str, Query(max_length=100, description="The token to explain; ␣ is a space. Default: the predicted token.")
+    str, Query(max_length=100, description="The token to explain, with ␣ for a space. Default: the predicted token.")
 ]
-Other = Annotated[
-    str, Query(max_length=100, description="A second token. If given, the difference of the two logits is explained.")
-]
+Other = Annotated[str, Query(max_length=100, description="Another token. The difference of both logits is explained.")]
 Layer = Annotated[
-    int | None, Query(ge=0, le=100_000, description="Layer, from 0. Default: the layer whose memories contribute most.")
+    int | None,
+    Query(ge=0, le=100_000, description="Layer, counted from 0. Default: the layer whose memories contribute most."),
 ]
 Position = Annotated[
     int,
@@ -60,7 +59,7 @@ Position = Annotated[
         alias="at",
         ge=-MAX_CHARACTERS,
         le=MAX_CHARACTERS,
-        description="Position in the prompt, from 0; -1 is the last token.",
+        description="Position in the prompt, counted from 0. -1 is the last token.",
     ),
 ]
 Sets = Annotated[
@@ -68,11 +67,14 @@ Sets = Annotated[
     Query(
         alias="set",
         max_length=500,
-        description="Edits: L3N51=0 silences a memory, =3.5 sets it, =x2 scales it, and L3=0 silences a layer.",
+        description="Edits of coefficients: L3N51=0 silences a memory, L3N51=3.5 sets it, L3N51=x2 scales it, and L3=0 "
+        "silences a layer.",
     ),
 ]
 Count = Annotated[int, Query(ge=1, le=MAX_TOKENS, description="Number of tokens to generate.")]
-Temperature = Annotated[float, Query(ge=0, le=100, description="Sampling temperature; 0 is greedy.")]
+Temperature = Annotated[
+    float, Query(ge=0, le=100, description="Sampling temperature. 0 always selects the most likely token.")
+]
 Seed = Annotated[int, Query(ge=0, le=2**53, description="Random seed for sampled tokens.")]
 
 

@@ -1,5 +1,5 @@
 // Keyboard shortcuts and counts for the labeling form, which shows only the patterns in use. It works without this script.
-import { announce } from "./base.js";
+import { announce, html } from "./base.js";
 
 const form = document.querySelector(".labeling");
 const slots = [...form.querySelectorAll(".slot")];
@@ -141,7 +141,7 @@ form.addEventListener("input", (event) => {
 function findProblem() {
   for (const [slot, line] of slots.entries()) {
     if (!isUsed(slot)) continue;
-    if (!text(slot).value.trim()) return [slot, `Pattern ${slot + 1} has no description; describe what recurs in a few words.`];
+    if (!text(slot).value.trim()) return [slot, `Pattern ${slot + 1} has no description. Add one.`];
     const count = Number(line.querySelector(".count").textContent);
     if (count < least) return [slot, `Pattern ${slot + 1} has ${count} of the ${least} prefixes that a pattern needs; select more.`];
   }
@@ -158,7 +158,7 @@ form.addEventListener("submit", (event) => {
   }
   event.preventDefault();
   if (!alert) {
-    alert = Object.assign(document.createElement("p"), { className: "note error" });
+    alert = html("p", { className: "note error" });
     alert.setAttribute("role", "alert");
     form.querySelector(".actions").before(alert);
   }

@@ -44,24 +44,52 @@ export function debounced(use, milliseconds = 150) {
   };
 }
 
+/** Returns an element with these properties and children. */
+export function html(name, properties = {}, ...children) {
+  const element = Object.assign(document.createElement(name), properties);
+  element.append(...children);
+  return element;
+}
+
+/** Returns a table with one cell per content. */
+export function tableOf(heads, rows) {
+  const cells = (row, tag, properties) => html("tr", {}, ...row.map((content) => html(tag, properties, content)));
+  return html("table", {}, html("thead", {}, cells(heads, "th", { scope: "col" })), html("tbody", {}, ...rows.map((row) => cells(row, "td", {}))));
+}
+
+/** Returns a list of tokens with bars for their probabilities. The longest bar stands for `most`. */
+export function tokenBars(tokens, most = 1) {
+  return html("ol", { className: "bars" }, ...tokens.map((one) => {
+    const bar = html("span", { className: "bar" });
+    bar.style.setProperty("--share", `${(100 * one.p) / most}%`);
+    const number = html("span", { className: "n", textContent: percent(one.p), title: one.note ?? "" });
+    return html("li", {}, html("span", { className: "token", textContent: one.text.replace(/^ /, "␣") || "∅" }), bar, number);
+  }));
+}
+
+/** Returns a probability as a percentage. */
+export const percent = (p) => `${(100 * p).toPrecision(3)}%`;
+
 /** Announces a text to screen readers. */
 export function announce(text) {
   let region = document.getElementById("announcer");
   if (!region) {
-    region = Object.assign(document.createElement("p"), { id: "announcer", className: "hidden" });
+    region = html("p", { id: "announcer", className: "hidden" });
     region.setAttribute("aria-live", "polite");
     document.body.append(region);
   }
   region.textContent = text;
 }
 
-// A button .copy copies its data-copy (as JSON), or the <code> before it. It is shown if the browser has a clipboard.
+// A button .share copies the address of the page. A button .copy copies its data-copy (as JSON), or the <code> before it.
+// Both are shown if the browser has a clipboard.
 if (navigator.clipboard) document.documentElement.classList.add("has-clipboard");
 document.addEventListener("click", async (event) => {
-  const button = event.target.closest(".copy");
+  const button = event.target.closest(".copy, .share");
   if (!button) return;
-  await navigator.clipboard.writeText(button.dataset.copy ? JSON.parse(button.dataset.copy) : button.previousElementSibling.textContent);
-  announce("copied");
+  const text = button.dataset.copy ? JSON.parse(button.dataset.copy) : button.previousElementSibling?.textContent;
+  await navigator.clipboard.writeText(button.matches(".share") ? location.href : text);
+  announce(button.matches(".share") ? "link copied" : "copied");
 });
 
 // Shortcuts

@@ -1,5 +1,5 @@
 // The page Circuit: draws the graph, follows pointer and keyboard, groups nodes. The address holds everything.
-import { announce, ask, debounced, here } from "./base.js";
+import { announce, ask, debounced, here, html } from "./base.js";
 
 const part = (id) => document.getElementById(id);
 const svg = part("graph");
@@ -16,12 +16,6 @@ const state = { shown: 40, focus: null, groups: [], chosen: new Set() };
 function make(name, attributes = {}, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  element.append(...children);
-  return element;
-}
-
-function html(name, properties = {}, ...children) {
-  const element = Object.assign(document.createElement(name), properties);
   element.append(...children);
   return element;
 }
@@ -228,7 +222,7 @@ function showDetails() {
   const box = part("details");
   const node = view.nodes.get(state.focus);
   if (!node) {
-    box.replaceChildren(html("h3", { textContent: "Node" }), html("p", { className: "quiet", textContent: "Click a node to see where its relevance comes from and where it goes. Both sums are equal." }));
+    box.replaceChildren(html("h3", { textContent: "Node" }), html("p", { className: "quiet", textContent: "Click a node to see the sources and targets of its relevance. Both sums are equal." }));
     return;
   }
   const name = node.kind === "memory" ? html("a", { className: "memory", href: here(`/m/${node.name}`), textContent: node.name }) : html("span", { textContent: place(node) });
@@ -248,7 +242,7 @@ function showDetails() {
 
 function showGroups() {
   const chosen = [...state.chosen].map((id) => view.nodes.get(id)).filter(Boolean);
-  part("chosen").textContent = chosen.length ? `Selected: ${chosen.map(place).join(", ")}` : "Select nodes with Space or Shift-click to group them.";
+  part("chosen").textContent = chosen.length ? `Selected: ${chosen.map(place).join(", ")}` : "Select nodes with Space or Shift-click to put them into a group.";
   const row = document.querySelector("#make-group .row");
   row.hidden = !chosen.length;
   row.querySelector("button:not([type])").disabled = chosen.length < 2;
@@ -353,21 +347,13 @@ part("make-group").addEventListener("submit", (event) => {
     state.chosen.clear();
     name.value = "";
   });
-  announce("group made");
+  announce("group created");
 });
 part("clear").addEventListener("click", () => change(() => state.chosen.clear()));
 part("shown").addEventListener("input", (event) => {
   part("shown-count").textContent = event.target.value;
   change(() => (state.shown = Number(event.target.value)));
 });
-if (part("share") && navigator.clipboard) {
-  part("share").hidden = false;
-  part("share").addEventListener("click", async () => {
-    writeAddress();
-    await navigator.clipboard.writeText(location.href);
-    announce("link copied");
-  });
-}
 form.elements.file?.addEventListener("change", () => (location.search = `?file=${form.elements.file.value}`));
 part("prompt")?.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;

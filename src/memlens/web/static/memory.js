@@ -1,5 +1,5 @@
 // The page of one memory: highlighting of patterns, shading, edits, saving, related memories, contexts, shortcuts.
-import { announce, ask, debounced, here, tell } from "./base.js";
+import { announce, ask, debounced, here, html, percent, tableOf, tell, tokenBars } from "./base.js";
 
 const article = document.querySelector(".memory-page");
 const { name, end } = article.dataset;
@@ -63,7 +63,7 @@ async function shadeAll() {
     const byRank = new Map(lines.map((line) => [Number(line.dataset.rank), line]));
     for (const one of found) if (byRank.has(one.rank)) shade(byRank.get(one.rank), one, strongest);
     const hasNegative = found.some((one) => one.coefficients.some((c) => c < -strongest / 50));
-    status.innerHTML = `<span class="scale">Tokens are shaded by the coefficient: 0 <i></i> ${strongest.toPrecision(3)}${hasNegative ? ' <i class="negative"></i> negative' : ""}</span>`;
+    status.innerHTML = `<span class="scale">Tokens are shaded by coefficient: 0 <i></i> ${strongest.toPrecision(3)}${hasNegative ? ' <i class="negative"></i> negative' : ""}</span>`;
   } catch (error) {
     status.textContent = `Cannot shade tokens: ${error.message}`;
   }
@@ -87,7 +87,7 @@ async function tryText() {
     shown.replaceChildren(...found.tokens.map((token, place) => shaded(token, found.coefficients[place], strongest)));
     const most = found.coefficients.reduce((best, one, place) => (Math.abs(one) > Math.abs(found.coefficients[best]) ? place : best), 0);
     const summary = `strongest ${found.coefficients[most].toPrecision(4)} at “${found.tokens[most]}”, ${Math.round((100 * Math.abs(found.coefficients[most])) / strongest)}% of its range`;
-    shown.append(Object.assign(document.createElement("small"), { className: "quiet", textContent: summary }));
+    shown.append(html("small", { className: "quiet", textContent: summary }));
   } catch (error) {
     if (mine === tries) shown.textContent = error.message;
   }
@@ -97,23 +97,11 @@ tryField?.addEventListener("input", debounced(tryText, 120));
 // Edits
 
 function bars(tokens, title, others) {
-  const most = Math.max(...tokens.map((one) => one.p), 1e-9);
-  const part = document.createElement("div");
-  part.append(Object.assign(document.createElement("h3"), { textContent: title }));
-  const lines = Object.assign(document.createElement("ol"), { className: "bars" });
-  for (const one of tokens) {
-    const line = document.createElement("li");
-    const token = Object.assign(document.createElement("span"), { className: "token", textContent: one.text.replace(/^ /, "␣") || "∅" });
-    const bar = Object.assign(document.createElement("span"), { className: "bar" });
-    bar.style.setProperty("--share", `${(100 * one.p) / most}%`);
-    const number = Object.assign(document.createElement("span"), { className: "n", textContent: `${(100 * one.p).toPrecision(3)}%` });
+  const withNote = tokens.map((one) => {
     const was = others?.find((other) => other.id === one.id);
-    if (others) number.title = was ? `was ${(100 * was.p).toPrecision(3)}%` : "was not in this list";
-    line.append(token, bar, number);
-    lines.append(line);
-  }
-  part.append(lines);
-  return part;
+    return { ...one, note: others && (was ? `was ${percent(was.p)}` : "was not in the list before") };
+  });
+  return html("div", {}, html("h3", { textContent: title }), tokenBars(withNote, Math.max(...tokens.map((one) => one.p), 1e-9)));
 }
 
 function showOutcome(holder, found, edit) {
@@ -124,9 +112,9 @@ function showOutcome(holder, found, edit) {
   verdict.textContent = found.changes_prediction
     ? `The prediction changes from ${was} to ${is}.`
     : `The prediction stays ${was}.`;
-  const distance = Object.assign(document.createElement("span"), { className: "quiet", textContent: ` KL ${found.kl.toPrecision(3)} nats, ${edit}` });
+  const distance = html("span", { className: "quiet", textContent: ` KL ${found.kl.toPrecision(3)} nats, ${edit}` });
   verdict.append(distance);
-  const pair = Object.assign(document.createElement("div"), { className: "pair" });
+  const pair = html("div", { className: "pair" });
   pair.append(bars(before, "Original"), bars(after, "Edited", before));
   holder.replaceChildren(verdict, pair);
 }
@@ -141,7 +129,7 @@ form?.addEventListener("submit", async (event) => {
     const given = Object.fromEntries(new FormData(form));
     showOutcome(holder, await tell(`/api/memories/${name}/silence`, given), `${name}=${given.change}`);
   } catch (error) {
-    holder.replaceChildren(Object.assign(document.createElement("p"), { className: "note error", textContent: error.message }));
+    holder.replaceChildren(html("p", { className: "note error", textContent: error.message }));
   }
   waiting.textContent = "";
 });
@@ -173,23 +161,12 @@ keep?.querySelector(".star").addEventListener("click", ({ currentTarget }) => {
 
 // Related memories
 
-function cell(content) {
-  const made = document.createElement("td");
-  made.append(content);
-  return made;
-}
+const linkTo = (memory) => html("a", { className: "memory", href: here(`/m/${memory}`), textContent: memory });
+const summaryOf = (one) => html("bdi", { textContent: one.summary ?? "" });
 
 function relatedTable(found) {
-  const table = document.createElement("table");
-  table.innerHTML = '<thead><tr><th scope="col">memory</th><th scope="col">shared</th><th scope="col">summary</th></tr></thead><tbody></tbody>';
-  for (const one of found) {
-    const row = document.createElement("tr");
-    const link = Object.assign(document.createElement("a"), { className: "memory", href: here(`/m/${one.name}`), textContent: one.name });
-    const shared = [`${one.triggers} triggers`, ...(one.tokens === null ? [] : [`${one.tokens} tokens`])].join(", ");
-    row.append(cell(link), cell(shared), cell(Object.assign(document.createElement("bdi"), { textContent: one.summary ?? "" })));
-    table.tBodies[0].append(row);
-  }
-  return table;
+  const shared = (one) => [`${one.triggers} triggers`, ...(one.tokens === null ? [] : [`${one.tokens} tokens`])].join(", ");
+  return tableOf(["memory", "shared", "summary"], found.map((one) => [linkTo(one.name), shared(one), summaryOf(one)]));
 }
 
 async function showRelated() {
@@ -197,7 +174,7 @@ async function showRelated() {
   if (!holder) return;
   try {
     const found = await ask(`/api/memories/${name}/related`);
-    holder.replaceWith(found.length ? relatedTable(found) : Object.assign(document.createElement("p"), { className: "quiet", textContent: "No other memory shares triggers, patterns or tokens with it." }));
+    holder.replaceWith(found.length ? relatedTable(found) : html("p", { className: "quiet", textContent: "No other memory shares triggers, patterns or tokens with this one." }));
   } catch (error) {
     holder.textContent = error.message;
   }
@@ -206,15 +183,7 @@ async function showRelated() {
 // Nearest memories by the cosine of keys and values
 
 function nearestTable(found) {
-  const table = document.createElement("table");
-  table.innerHTML = '<thead><tr><th scope="col">memory</th><th scope="col">cosine</th><th scope="col">summary</th></tr></thead><tbody></tbody>';
-  for (const one of found) {
-    const row = document.createElement("tr");
-    const link = Object.assign(document.createElement("a"), { className: "memory", href: `/m/${one.name}`, textContent: one.name });
-    row.append(cell(link), cell(one.cosine.toFixed(3)), cell(Object.assign(document.createElement("bdi"), { textContent: one.summary ?? "" })));
-    table.tBodies[0].append(row);
-  }
-  return table;
+  return tableOf(["memory", "cosine", "summary"], found.map((one) => [linkTo(one.name), one.cosine.toFixed(3), summaryOf(one)]));
 }
 
 async function showNearest() {
@@ -229,77 +198,55 @@ async function showNearest() {
   }
 }
 
-// The tokens that change most if the memory is silenced at its triggers
+// Parts that are computed on request
 
-function effectTable(title, found) {
-  const part = document.createElement("section");
-  const table = document.createElement("table");
-  table.innerHTML = '<thead><tr><th scope="col"></th><th scope="col">change</th><th scope="col">other memory</th></tr></thead><tbody></tbody>';
-  for (const one of found) {
-    const row = document.createElement("tr");
-    const label = Object.assign(document.createElement("span"), { className: "token", textContent: visible(one.text.replace(/^ /, "␣")) });
-    row.append(cell(label), ...[one.change, one.control].map((change) => cell(change.toFixed(4).replace("-", "−"))));
-    table.tBodies[0].append(row);
-  }
-  part.append(Object.assign(document.createElement("h3"), { textContent: title }), table);
-  return part;
+const tokenOf = (one) => html("span", { className: "token", textContent: visible(one.text.replace(/^ /, "␣")) });
+const titled = (title, content) => html("section", {}, html("h3", { textContent: title }), content);
+
+/** Makes a button compute a part of the page. `build` returns its elements. */
+function onRequest(part, build) {
+  article.querySelector(`.show-${part}`)?.addEventListener("click", async ({ target }) => {
+    const holder = article.querySelector(`.${part}-holder`);
+    target.disabled = true;
+    holder.textContent = "Computing …";
+    try {
+      holder.replaceChildren(...build(await ask(`/api/memories/${name}/${part}`)));
+      target.parentElement.remove();
+    } catch (error) {
+      holder.textContent = error.message;
+      target.disabled = false;
+    }
+  });
 }
 
-article.querySelector(".show-effect")?.addEventListener("click", async (event) => {
-  const holder = article.querySelector(".effect-holder");
-  event.target.disabled = true;
-  holder.textContent = "Computing …";
-  try {
-    const { falls, rises, note } = await ask(`/api/memories/${name}/effect`);
-    holder.replaceChildren(effectTable("Falls", falls), effectTable("Rises", rises), Object.assign(document.createElement("p"), { className: "quiet", textContent: note }));
-    event.target.parentElement.remove();
-  } catch (error) {
-    holder.textContent = error.message;
-    event.target.disabled = false;
-  }
+// The tokens that change most if the memory is silenced at its triggers
+onRequest("effect", ({ falls, rises, note }) => {
+  const number = (change) => change.toFixed(4).replace("-", "−");
+  const table = (tokens) => tableOf(["", "change", "other memory"], tokens.map((one) => [tokenOf(one), number(one.change), number(one.control)]));
+  return [titled("Falls", table(falls)), titled("Rises", table(rises)), html("p", { className: "quiet", textContent: note })];
 });
 
-// Wires: tokens and earlier memories that the keys respond to, later memories that the value feeds
-
-function wiresTable(title, found) {
-  const part = document.createElement("section");
-  const table = document.createElement("table");
-  table.innerHTML = '<thead><tr><th scope="col"></th><th scope="col">by</th><th scope="col">cosine</th><th scope="col">z</th></tr></thead><tbody></tbody>';
-  for (const one of found) {
-    const row = document.createElement("tr");
-    const label = one.memory ? Object.assign(document.createElement("a"), { className: "memory", href: `/m/${one.memory}`, textContent: one.memory }) : Object.assign(document.createElement("span"), { className: "token", textContent: visible(one.text.replace(/^ /, "␣")) });
+// Wires: tokens and earlier memories that the key reads, and later memories that read the value
+onRequest("wires", ({ tokens, reads, feeds }) => {
+  const row = (one) => {
+    const label = one.memory ? linkTo(one.memory) : tokenOf(one);
     if (one.summary) label.title = one.summary;
-    row.append(cell(label), cell(one.by), cell(one.cosine.toFixed(3)), cell(one.z.toFixed(1)));
-    table.tBodies[0].append(row);
-  }
-  part.append(Object.assign(document.createElement("h3"), { textContent: title }), found.length ? table : Object.assign(document.createElement("p"), { className: "quiet", textContent: "none" }));
-  return part;
-}
-
-article.querySelector(".show-wires")?.addEventListener("click", async (event) => {
-  const holder = article.querySelector(".wires-holder");
-  event.target.disabled = true;
-  holder.textContent = "Computing …";
-  try {
-    const { tokens, reads, feeds } = await ask(`/api/memories/${name}/wires`);
-    holder.replaceChildren(wiresTable("Reads tokens", tokens), wiresTable("Reads earlier memories", reads), wiresTable("Feeds later memories", feeds));
-    event.target.parentElement.remove();
-  } catch (error) {
-    holder.textContent = error.message;
-    event.target.disabled = false;
-  }
+    return [label, one.by, one.cosine.toFixed(3), one.z.toFixed(1)];
+  };
+  const table = (found) => (found.length ? tableOf(["", "by", "cosine", "z"], found.map(row)) : html("p", { className: "quiet", textContent: "none" }));
+  return [titled("Reads tokens", table(tokens)), titled("Reads earlier memories", table(reads)), titled("Is read by later memories", table(feeds))];
 });
 
 // The context of a trigger in its document
 
-const inline = (tag, text) => Object.assign(document.createElement(tag), { textContent: visible(text) });
+const inline = (tag, text) => html(tag, { textContent: visible(text) });
 
 async function toggleContext(link) {
   const line = link.closest("li");
   const open = line.querySelector(".context");
   link.setAttribute("aria-expanded", String(!open));
   if (open) return open.remove();
-  const made = Object.assign(document.createElement("blockquote"), { className: "context" });
+  const made = html("blockquote", { className: "context" });
   try {
     const found = await ask(`/api/sentences/${line.dataset.sentence}`);
     const where = inline("p", `${found.source}, sentence ${found.sentence.toLocaleString("en")}`);

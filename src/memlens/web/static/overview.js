@@ -1,5 +1,5 @@
 // The map of all memories on a canvas, and the charts of the experiments.
-import { ask, debounced, here, library } from "./base.js";
+import { ask, debounced, here, html, library } from "./base.js";
 
 const section = document.querySelector(".map");
 const holder = section.querySelector(".map-holder");
@@ -132,8 +132,8 @@ function valueOf(level) {
 }
 
 function say(name, value, summary) {
-  now.replaceChildren(Object.assign(document.createElement("b"), { textContent: name }), ` · ${map.label}: ${value}`);
-  if (summary) now.append(document.createElement("br"), Object.assign(document.createElement("bdi"), { textContent: summary }));
+  now.replaceChildren(html("b", { textContent: name }), ` · ${map.label}: ${value}`);
+  if (summary) now.append(document.createElement("br"), html("bdi", { textContent: summary }));
 }
 
 const sayMore = debounced(async (name, value) => {
@@ -209,24 +209,24 @@ function showLegend() {
   if (map.kinds.length) {
     legend.replaceChildren(
       ...map.kinds.map((label, kind) => {
-        const part = Object.assign(document.createElement("span"), { className: "kind", textContent: label });
+        const part = html("span", { className: "kind", textContent: label });
         part.style.setProperty("--kind", `var(--${kindColor(kind, map.kinds.length)})`);
         return part;
       }),
     );
     return;
   }
-  const ramp = Object.assign(document.createElement("span"), { className: "ramp" });
+  const ramp = html("span", { className: "ramp" });
   ramp.style.background = `linear-gradient(90deg, ${[0, 1, 2, 3, 4].map((stop) => `var(--ramp-${stop})`).join(", ")})`;
   const middle = map.quantiles[(map.quantiles.length - 1) / 2];
-  legend.replaceChildren(written(map.quantiles[0]), ramp, `${written(map.quantiles.at(-1))} (colored by rank; median ${written(middle)})`);
+  legend.replaceChildren(written(map.quantiles[0]), ramp, `${written(map.quantiles.at(-1))} (colors show ranks; the median is ${written(middle)})`);
 }
 
 const ORDERS = {
   level: " Each layer is sorted by color.",
   class: " Each layer is sorted by kind of pattern.",
   role: " Each layer is sorted by role.",
-  likeness: " Neighbors share triggers and promoted tokens.",
+  likeness: " Memories with shared triggers and promoted tokens are neighbors.",
 };
 
 async function showMap() {
@@ -270,11 +270,11 @@ const OPTIONS = { ast: true, renderer: "svg", actions: false, defaultStyle: fals
 
 function article(one) {
   const made = document.createElement("article");
-  const title = Object.assign(document.createElement("h3"), { textContent: one.title });
-  if (one.figure) title.append(Object.assign(document.createElement("small"), { textContent: one.figure }));
-  made.append(title, Object.assign(document.createElement("p"), { className: "lead", textContent: one.lead }));
+  const title = html("h3", { textContent: one.title });
+  if (one.figure) title.append(html("small", { textContent: one.figure }));
+  made.append(title, html("p", { className: "lead", textContent: one.lead }));
   for (const chart of one.charts) {
-    const place = Object.assign(document.createElement("div"), { className: "chart" });
+    const place = html("div", { className: "chart" });
     place.setAttribute("role", "img");
     place.setAttribute("aria-label", chart.alt);
     made.append(place);

@@ -25,7 +25,7 @@ async function show() {
     if (text !== null) results.innerHTML = text;
     history.replaceState(null, "", here(address("/search")));
   } catch {
-    if (number === latest) results.textContent = "The workbench does not answer. Is it still running?";
+    if (number === latest) results.textContent = "The workbench does not respond. Check that it is still running.";
   }
   if (number === latest) results.setAttribute("aria-busy", "false");
 }

@@ -1,5 +1,5 @@
 // The page Steer: sets of edits and continuations token by token. The address holds everything.
-import { announce, ask, debounced } from "./base.js";
+import { announce, ask, debounced, html, tokenBars } from "./base.js";
 
 const form = document.querySelector("form.steer");
 const columns = [...document.querySelectorAll(".column")];
@@ -141,7 +141,7 @@ async function goOn(column) {
   const stop = new AbortController();
   running.set(column, stop);
   const [shown, problem] = [column.querySelector(".going"), column.querySelector(".note")];
-  const given = Object.assign(document.createElement("span"), { className: "given", textContent: query.get("prompt") });
+  const given = html("span", { className: "given", textContent: query.get("prompt") });
   written.set(column, []);
   try {
     const response = await fetch(`/api/steer?${query}`, { signal: stop.signal });
@@ -172,7 +172,7 @@ async function goOn(column) {
 
 function addToken(column, shown, token) {
   written.get(column).push(token.id);
-  shown.append(Object.assign(document.createElement("span"), { textContent: token.text, title: `p ${token.p.toPrecision(3)}` }));
+  shown.append(html("span", { textContent: token.text, title: `p ${token.p.toPrecision(3)}` }));
   columns.forEach(mark);
 }
 
@@ -181,16 +181,8 @@ async function showNext(column, query, signal) {
   const given = new URLSearchParams([["prompt", query.get("prompt")], ...query.getAll("set").map((edit) => ["set", edit])]);
   const found = await ask(`/api/trace/answer?${given}`, { signal });
   const tokens = (found.after ?? found).layers.at(-1).output.slice(0, 6);
-  const title = Object.assign(document.createElement("h3"), { textContent: found.kl === undefined ? "Next token" : `Next token, KL ${found.kl.toPrecision(3)} nats` });
-  const list = Object.assign(document.createElement("ol"), { className: "bars" });
-  for (const one of tokens) {
-    const [line, bar] = [document.createElement("li"), Object.assign(document.createElement("span"), { className: "bar" })];
-    bar.style.setProperty("--share", `${100 * one.p}%`);
-    const text = one.text.replace(/^ /, "␣") || "∅";
-    line.append(Object.assign(document.createElement("span"), { className: "token", textContent: text }), bar, Object.assign(document.createElement("span"), { className: "n", textContent: `${(100 * one.p).toPrecision(3)}%` }));
-    list.append(line);
-  }
-  column.querySelector(".next").replaceChildren(title, list);
+  const title = html("h3", { textContent: found.kl === undefined ? "Next token" : `Next token, KL ${found.kl.toPrecision(3)} nats` });
+  column.querySelector(".next").replaceChildren(title, tokenBars(tokens));
 }
 
 function show() {
@@ -227,10 +219,6 @@ form.querySelector(".second").addEventListener("click", (event) => {
   columns[2].hidden = !columns[2].hidden;
   event.target.setAttribute("aria-expanded", String(!columns[2].hidden));
   show();
-});
-form.querySelector(".share").addEventListener("click", async () => {
-  await navigator.clipboard.writeText(location.origin + address());
-  announce("link copied");
 });
 document.addEventListener("memlens:model", () => location.reload());
 read();

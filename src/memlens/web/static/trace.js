@@ -89,17 +89,6 @@ if (grid) {
   }
 }
 
-const share = document.querySelector(".share");
-if (share && navigator.clipboard) {
-  share.hidden = false;
-  share.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(location.href);
-    share.textContent = "Copied";
-    announce("link copied");
-    setTimeout(() => (share.textContent = "Copy link"), 2000);
-  });
-}
-
 // Enter traces, Shift+Enter starts a new line
 document.getElementById("prompt").addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
