@@ -1,15 +1,19 @@
-"""Memories worth a story: a clear pattern, a value that promotes what follows it, and an effect on text never scanned.
+"""Find memories with a clear pattern, a value that promotes the next token, and an effect on held-out text.
 
     python examples/find_findings.py INDEX --held-out TEXT [TEXT ...] [--count 10] [--prompts 12] [--json]
 
-Of an index with values and patterns it takes the memories whose triggers have patterns and are followed by tokens that
-the value promotes, those first whose patterns and tokens hold for most triggers and whose strongest trigger lifts the
-token most (the largest coefficient times the score of the token above the mean). Each is then looked for in held-out
-text: the prefixes that drive it highest, one a sentence and each once, none of a sentence that was scanned. There it is
-silenced, and the probability of the token that it is said to promote is measured with and without it, beside the same
-for the ten memories of its layer that are largest at that very place. Those with the clearest effect are printed first,
-each with commands that repeat what is said. Nothing is left out: a memory whose effect has the wrong sign is printed as
-such.
+The index must have values and patterns.
+
+1. Candidates are memories whose triggers have patterns and are followed by a token that the value promotes. They are
+   ranked by the share of triggers with a pattern, the share of triggers that the token follows, and the effect of the
+   strongest trigger on the logit of the token.
+2. For each candidate, the held-out prefixes with the highest coefficients are selected: one per sentence, each once,
+   and none from a scanned sentence.
+3. On each of these prefixes, the candidate is silenced. The probability of the token is measured with and without it.
+   As a control, the ten largest other memories of the layer at the same position are silenced one at a time.
+
+Memories with the largest effect are printed first, with commands that repeat the measurements. Memories whose effect
+has the wrong sign are also printed.
 """
 
 from __future__ import annotations
@@ -35,30 +39,30 @@ from memlens.models.groups import CoefficientBlock
 from memlens.models.memory_model import MemoryModel
 from memlens.settings import CorpusSettings
 
-LOOKED_AT = 10  # first tokens of a value that a next token is looked for in
+LOOKED_AT = 10  # number of top tokens of a value among which the next token must be
 CONTROLS = 10  # other memories that are silenced for comparison
-COVERED = 0.5  # share of its triggers that must have a pattern
+COVERED = 0.5  # least share of triggers with a pattern
 BATCH_TOKENS = 2048
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A memory as the index knows it."""
+    """A memory with its data from the index."""
 
     memory: MemoryId
     name: str
     patterns: list[str]
-    token: int  # the most frequent next token of its triggers among those its value promotes
+    token: int  # the promoted token that follows most triggers
     text: str
-    follows: int  # triggers that it follows
-    covered: int  # triggers with a pattern
+    follows: int  # number of triggers that the token follows
+    covered: int  # number of triggers with a pattern
     triggers: int
     examples: list[str]
-    push: float  # logits by which its strongest trigger lifts the token above the mean, about
+    push: float  # approximate effect of the strongest trigger on the logit, relative to the mean
 
     @property
     def clarity(self) -> float:
-        """The share of its triggers that do as the story says, from 0 to 1, times the strength."""
+        """Share of triggers with a pattern, times the share that the token follows, times the effect on the logit."""
         return self.covered / self.triggers * self.follows / self.triggers * self.push
 
 
@@ -71,24 +75,24 @@ class Measured:
     p: float
     p_without: float
     control: float  # median of log(p / p without) over the largest other memories of the layer
-    is_next: bool  # did the token really follow?
+    is_next: bool  # True if the token follows in the text
 
     @property
     def effect(self) -> float:
-        """log(p / p without): above 0 the memory supports its token."""
+        """log(p / p without the memory). Above 0, the memory supports its token."""
         return log_ratio(self.p, self.p_without)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A candidate and what was measured of it."""
+    """A candidate with its measurements."""
 
     candidate: Candidate
     measured: list[Measured] = field(default_factory=list)
 
     @property
     def fell(self) -> int:
-        """Prompts after which the token is less likely without the memory."""
+        """Number of prompts after which the token is less likely without the memory."""
         return sum(one.effect > 0 for one in self.measured)
 
     @property
@@ -102,7 +106,7 @@ def log_ratio(p: float, without: float) -> float:
 
 
 def find_candidates(index: memlens.Index, count: int) -> list[Candidate]:
-    """The clearest stories of the index, each pattern and token once."""
+    """Return the clearest candidates of the index. Each pair of pattern and token occurs once."""
     rows = index.sql(
         """
         SELECT n.layer, n.memory, n.name, n.triggers, n.covered, n.follows, n.follows_times, v.tokens, v.p, m.max
@@ -116,11 +120,11 @@ def find_candidates(index: memlens.Index, count: int) -> list[Candidate]:
         descriptions.setdefault((row["layer"], row["memory"]), []).append(row["description"])
     found = [_candidate(index, row, descriptions[row["layer"], row["memory"]]) for row in rows]
     found.sort(key=lambda one: (-one.clarity, one.memory))
-    told: set[tuple[str, int]] = set()
+    seen: set[tuple[str, int]] = set()
     kept = []
     for one in found:
-        if (one.patterns[0], one.token) not in told:
-            told.add((one.patterns[0], one.token))
+        if (one.patterns[0], one.token) not in seen:
+            seen.add((one.patterns[0], one.token))
             kept.append(one)
     return [_with_examples(index, one) for one in kept[:count]]
 
@@ -149,24 +153,24 @@ def _with_examples(index: memlens.Index, one: Candidate) -> Candidate:
 
 @dataclass(frozen=True)
 class Sentence:
-    """A held-out sentence: its own tokens, and where each ends in the text."""
+    """A held-out sentence with its tokens and the end of each token in the text."""
 
     text: str
     tokens: list[int]
     ends: list[int]
 
     def until(self, position: int) -> str:
-        """The text of the prefix that ends there."""
+        """Return the text of the prefix that ends at a position."""
         return self.text[: self.ends[position]]
 
 
 def read_held_out(index: memlens.Index, model: MemoryModel, sources: Sequence[str], most: int) -> list[Sentence]:
-    """Sentences of the text that were not scanned, each once, cut to what the model reads at once."""
+    """Return the sentences of the text that were not scanned, each once, cut to the model's context."""
     texts = list(dict.fromkeys(unit.text for unit in islice(read_units(CorpusSettings(tuple(sources))), most)))
     seen = index.sql("SELECT text FROM {corpus} WHERE text IN (SELECT unnest($1::VARCHAR[]))", [texts])
     scanned = {row["text"] for row in seen}
     kept = [text for text in texts if text not in scanned]
-    room = None if model.context is None else model.context - 1  # BOS may be fed
+    room = None if model.context is None else model.context - 1  # room for BOS
     encoded = model.tokenizer.encode(kept)
     return [Sentence(text, one.ids[:room], one.ends[:room]) for text, one in zip(kept, encoded, strict=True) if one.ids]
 
@@ -189,7 +193,7 @@ Place = tuple[float, int, int]  # coefficient, sentence, position
 def highest_places(
     model: MemoryModel, sentences: Sequence[Sentence], memories: Sequence[MemoryId], count: int
 ) -> dict[MemoryId, list[Place]]:
-    """The places of each memory's highest positive coefficients, one per sentence, highest first."""
+    """Return the places of each memory's highest positive coefficients, one per sentence, highest first."""
     found: dict[MemoryId, list[Place]] = {memory: [] for memory in memories}
     bos = [model.tokenizer.bos] if model.tokenizer.adds_bos else []
     for batch in batches(sentences):
@@ -211,7 +215,10 @@ def highest_places(
 
 
 def _in_order(model: MemoryModel, sentences: Sequence[Sentence], places: Sequence[Place]) -> Iterator[Place]:
-    """Highest first, equal prompts once, none that would be read as other tokens: a token may end within a letter."""
+    """Yield places with the highest coefficients first and each prompt once.
+
+    A prompt that the tokenizer would split in another way is left out, because a token can end within a character.
+    """
     taken: set[str] = set()
     for place in sorted(places, key=lambda one: (-one[0], *one[1:])):
         sentence, position = sentences[place[1]], place[2]
@@ -223,7 +230,7 @@ def _in_order(model: MemoryModel, sentences: Sequence[Sentence], places: Sequenc
 
 
 def measure(model: MemoryModel, candidate: Candidate, sentences: Sequence[Sentence], place: Place) -> Measured:
-    """The token's probability after the prefix with and without the memory, and without each of the controls."""
+    """Measure the probability of the token after a prefix with and without the memory, and without each control."""
     coefficient, number, position = place
     sentence = sentences[number]
     prompt = sentence.until(position)
@@ -246,7 +253,7 @@ def measure(model: MemoryModel, candidate: Candidate, sentences: Sequence[Senten
 def find(
     index: memlens.Index, model: MemoryModel, sources: Sequence[str], count: int, prompts: int, most: int
 ) -> list[Finding]:
-    """Candidates with what was measured of them, the clearest effect first."""
+    """Return the candidates with their measurements, largest effect first."""
     candidates = find_candidates(index, count)
     if not candidates:
         return []
@@ -265,17 +272,17 @@ def as_markdown(index: memlens.Index, finding: Finding) -> str:
         "",
         f"- {one.covered} of its {one.triggers} top triggers have a pattern: {'; '.join(one.patterns[:3])}",
         *(f"  - … {text[-80:]!r}" for text in one.examples),
-        f"- {one.text!r} follows {one.follows} of them, and is among the {LOOKED_AT} first tokens of its value",
+        f"- {one.text!r} follows {one.follows} of these triggers and is one of the {LOOKED_AT} top tokens of the value",
     ]
     if not measured:
-        return "\n".join([*lines, "- it never fires on the held-out text", ""])
+        return "\n".join([*lines, "- the memory is never active on the held-out text", ""])
     control = statistics.median(row.control for row in measured)
     lines += [
-        f"- silenced on {len(measured)} held-out prompts: p of {one.text!r} falls on {finding.fell}, by a factor of "
-        f"{math.exp(finding.effect):.2f} (median); the largest other memories of its layer: {math.exp(control):.2f}",
-        f"- {one.text!r} really comes next in {sum(row.is_next for row in measured)} of them",
+        f"- silenced on {len(measured)} held-out prompts: p of {one.text!r} falls on {finding.fell} of them, by a "
+        f"median factor of {math.exp(finding.effect):.2f}; control: {math.exp(control):.2f}",
+        f"- {one.text!r} is the next token of {sum(row.is_next for row in measured)} of these prompts",
         "",
-        "| held-out prompt | m | p | p without | comes next |",
+        "| held-out prompt | m | p | p without | next token? |",
         "| --- | --- | --- | --- | --- |",
     ]
     for row in measured:
@@ -286,12 +293,12 @@ def as_markdown(index: memlens.Index, finding: Finding) -> str:
     folder = str(index.folder)
     show = shlex.join(["memlens", "show", folder, str(one.memory)])
     options = ["--token", one.text, "--set", f"{one.memory}=0"]
-    again = shlex.join(["memlens", "trace", *options, "--", folder, best.prompt])  # a prompt may begin with a dash
+    again = shlex.join(["memlens", "trace", *options, "--", folder, best.prompt])  # a prompt can start with a dash
     return "\n".join([*lines, "", "```", show, again, "```", ""])
 
 
 def at_least_one(text: str) -> int:
-    """An option's whole number; of none and of less than none there is nothing to find."""
+    """Return the number of an option. Raises ValueError if it is less than 1."""
     if int(text) < 1:
         raise ValueError
     return int(text)
@@ -301,10 +308,10 @@ def main(given: Sequence[str] | None = None) -> int:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("index")
     arguments.add_argument("--held-out", nargs="+", required=True, metavar="TEXT", help="text that was not scanned")
-    arguments.add_argument("--model", help="where the index's model is now")
+    arguments.add_argument("--model", help="current location of the model")
     arguments.add_argument("--count", type=at_least_one, default=10, help="memories to measure")
-    arguments.add_argument("--prompts", type=at_least_one, default=12, help="held-out prompts for each")
-    arguments.add_argument("--sentences", type=at_least_one, default=5000, help="held-out sentences to look through")
+    arguments.add_argument("--prompts", type=at_least_one, default=12, help="held-out prompts per memory")
+    arguments.add_argument("--sentences", type=at_least_one, default=5000, help="number of held-out sentences to read")
     arguments.add_argument("--json", action="store_true")
     chosen = arguments.parse_args(given)
     try:
@@ -318,7 +325,10 @@ def main(given: Sequence[str] | None = None) -> int:
     if chosen.json:
         print(json.dumps([asdict(one) | {"effect": one.effect, "fell": one.fell} for one in found]))
     else:
-        print("\n".join(as_markdown(index, one) for one in found) or "no memory of this index tells a story")
+        print(
+            "\n".join(as_markdown(index, one) for one in found)
+            or "no memory of this index has a pattern and promotes the next token"
+        )
     return 0
 
 

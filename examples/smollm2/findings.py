@@ -1,10 +1,10 @@
-"""Print what an index has to tell as Markdown: the table of claims, then findings, each with the command that shows it.
+"""Print the table of claims and the findings of an index as Markdown, each finding with the command that shows it.
 
     python examples/smollm2/findings.py INDEX
     python examples/smollm2/findings.py INDEX docs/gallery.md bundled
 
-The second writes it into a page, between `<!-- bundled -->` and `<!-- end of bundled -->`, with the pictures of that
-name beside the page. Works on any index; what its tables do not support is left out.
+The second command writes the text into a page, between `<!-- bundled -->` and `<!-- end of bundled -->`, with the
+pictures whose names start with `bundled`. Any index can be used. Findings whose tables are missing are left out.
 """
 
 import re
@@ -19,7 +19,7 @@ from memlens.reports.sections import Tables
 
 
 def claims(index: memlens.Index) -> str:
-    """The report's table: what the paper says, and whether this model shows it."""
+    """Return the table of claims with the verdicts on this model."""
     lines = ["| the paper's claim | published | this model | 95% interval | verdict | why |", "| --- " * 6 + "|"]
     for judged in Tables(index).judge():
         claim, judgement = judged.claim, judged.judgement
@@ -30,28 +30,28 @@ def claims(index: memlens.Index) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_markdown(number: int, told: Insight) -> str:
-    """Lines that begin with spaces are text of the corpus; they belong to the line above."""
-    lines = [f"  - {line.strip()}" if line.startswith(" ") else f"- {line}" for line in told.lines]
-    return "\n".join([f"### {number}. {told.title}", "", *lines, "", "```", told.command, "```", ""])
+def as_markdown(number: int, finding: Insight) -> str:
+    """Return a finding as a section. Lines that start with spaces are corpus text and belong to the line above."""
+    lines = [f"  - {line.strip()}" if line.startswith(" ") else f"- {line}" for line in finding.lines]
+    return "\n".join([f"### {number}. {finding.title}", "", *lines, "", "```", finding.command, "```", ""])
 
 
-def counted(index: memlens.Index) -> str:
-    """Count the claims by verdict."""
+def count_verdicts(index: memlens.Index) -> str:
+    """Return a sentence with the number of claims by verdict."""
     found = Counter(judged.judgement.verdict for judged in Tables(index).judge() if judged.judgement)
     verdicts = ", ".join(f"{found[verdict]} “{verdict}”" for verdict in VERDICTS if found[verdict])
     return f"Verdicts on {found.total()} claims of the paper: {verdicts}.\n"
 
 
-def pictured(told: Insight, folder: Path, name: str) -> str:
-    """The picture of the experiment behind a finding, where there is one."""
-    experiment = re.search(r" experiment \S+ (\S+)", told.command)
+def picture_of(finding: Insight, folder: Path, name: str) -> str:
+    """Return the picture of the experiment behind a finding, or an empty string if there is none."""
+    experiment = re.search(r" experiment \S+ (\S+)", finding.command)
     picture = folder / "pictures" / f"{name}-{experiment[1]}.png" if experiment else None
-    return f"![{told.title}](pictures/{picture.name})\n" if picture and picture.is_file() else ""
+    return f"![{finding.title}](pictures/{picture.name})\n" if picture and picture.is_file() else ""
 
 
 def write_into(page: Path, name: str, text: str) -> None:
-    """Replace the part of a page that has this name."""
+    """Replace the block of a page with this name."""
     begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
     before, found, rest = page.read_text(encoding="utf-8").partition(begin)
     _, ended, after = rest.partition(end)
@@ -66,13 +66,13 @@ def main() -> None:
     try:
         index = memlens.open_index(sys.argv[1])
         text = claims(index) + "\n"
-        for number, told in enumerate(find_all(index), 1):
-            picture = pictured(told, Path(sys.argv[2]).parent, sys.argv[3]) if len(sys.argv) == 4 else ""
-            text += as_markdown(number, told) + "\n" + (picture + "\n" if picture else "")
+        for number, finding in enumerate(find_all(index), 1):
+            picture = picture_of(finding, Path(sys.argv[2]).parent, sys.argv[3]) if len(sys.argv) == 4 else ""
+            text += as_markdown(number, finding) + "\n" + (picture + "\n" if picture else "")
     except memlens.MemlensError as error:
         sys.exit(f"findings: {error}")
     if len(sys.argv) == 4:
-        write_into(Path(sys.argv[2]), sys.argv[3], counted(index) + "\n" + text)
+        write_into(Path(sys.argv[2]), sys.argv[3], count_verdicts(index) + "\n" + text)
     else:
         print(text, end="")
 

