@@ -24,7 +24,8 @@ BY_PATH = (
 LOADED = (
     *("memlens.tracer.attribution", "memlens.tracer.firing", "memlens.tracer.intervene", "memlens.tracer.intervention"),
     *("memlens.tracer.trace", "memlens.tracer.value_changes"),
-    *("memlens.circuits.graph", "memlens.models.sparse_autoencoder", "memlens.probing.probe"),
+    *("memlens.circuits.graph", "memlens.models.sparse_autoencoder", "memlens.models.memory_model"),
+    *("memlens.probing.probe", "memlens.probing.saved"),
 )
 
 

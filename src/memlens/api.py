@@ -215,6 +215,11 @@ def chart(index: Index | Source, experiment: str) -> Any:
     Raises:
         UnknownName: No experiment has this name.
         IndexFolderError: The experiment was not run, or its table is empty.
+
+    Example:
+        >>> _ = memlens.experiment(memlens.values(index, model=model), "rank")
+        >>> hasattr(memlens.chart(index, "rank"), "to_dict")
+        True
     """
     import altair as alt
 
@@ -249,6 +254,9 @@ def push(index: Index | Source, repo: str, *, private: bool = False, progress: P
 
     Raises:
         HubError: The Hub cannot be reached or rejects the upload.
+
+    Example:
+        memlens.push("gpt2-index", "me/gpt2-index", private=True).address
     """
     from memlens.index.hub import push
 
@@ -269,6 +277,9 @@ def pull(repo: str, *, out: Source | None = None, resume: bool = True, progress:
 
     Raises:
         HubError: The Hub cannot be reached, or the repository does not hold a complete index.
+
+    Example:
+        memlens.pull("me/gpt2-index", out="gpt2-index").layers
     """
     from memlens.index.hub import Repository, pull
 
@@ -521,6 +532,9 @@ def site(
 
     Raises:
         OutputError: The folder contains files that must not be replaced.
+
+    Example:
+        memlens.site("gpt2-index", out="gpt2-site", layers="0-5")
     """
     from memlens.web.static_site import make_site
 

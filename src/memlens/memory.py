@@ -107,6 +107,21 @@ class MemoryId(_NamedRecord):
 
     @classmethod
     def parse(cls, name: str) -> MemoryId:
+        """Return the memory with this name.
+
+        Args:
+            name: A name like "L3N51", "L3E5N20" or "L3S0N20". Capitals do not matter.
+
+        Returns:
+            The memory.
+
+        Raises:
+            UnknownName: The text is not the name of a memory.
+
+        Example:
+            >>> memlens.MemoryId.parse("L3N51").layer
+            3
+        """
         match = _NAME.fullmatch(name.strip())
         if not match:
             raise UnknownName(

@@ -143,6 +143,9 @@ def analyze(
 
     Raises:
         MemlensError: The model, a corpus, an option or the folder cannot be used.
+
+    Example:
+        memlens.analyze("gpt2", "my-texts/", out="gpt2-index", max_tokens=200_000).report
     """
     folder = api.folder_of(out)
     if tokens < 1:
@@ -363,6 +366,10 @@ def demo(
 
     Raises:
         ModelNotFound: This installation has no bundled model.
+
+    Example:
+        for finding in memlens.demo(out="memlens-demo").findings:
+            print(finding.title, finding.command)
     """
     if fixed_options := {"sample", "samples"} & options.keys():
         raise SettingError(f"demo has no option {min(fixed_options)}; set prefixes and edited instead")

@@ -118,6 +118,12 @@ class Index:
     def memories(self, layer: int) -> int:
         """Return the number of memories of a layer.
 
+        Args:
+            layer: A layer, counted from 0.
+
+        Returns:
+            The number of memories, including those of all experts.
+
         Raises:
             UnknownName: The layer was not scanned.
 
@@ -134,6 +140,9 @@ class Index:
 
         Args:
             memory: A name like "L5N94", or a MemoryId.
+
+        Returns:
+            The memory as a MemoryId.
 
         Raises:
             UnknownName: The index has no such memory.
@@ -152,6 +161,9 @@ class Index:
 
         Args:
             memory: A name like "L5N94", or a MemoryId.
+
+        Returns:
+            The record of the memory.
 
         Raises:
             UnknownName: The index has no such memory.
@@ -174,6 +186,9 @@ class Index:
 
         Args:
             table: The name of the table, like "triggers", "values" or "experiments/agreement".
+
+        Returns:
+            The path of the file, after its checksum was verified.
 
         Raises:
             IndexFolderError: The table was not computed, or its file is missing or damaged.
@@ -202,11 +217,17 @@ class Index:
     def has(self, table: str) -> bool:
         """Return True if the table was computed.
 
+        Args:
+            table: The name of the table, like "triggers", "values" or "experiments/agreement".
+
+        Returns:
+            True if the manifest lists the table.
+
         Raises:
             IndexFolderError: The table was computed, but its file is missing.
 
         Example:
-            >>> index.has("memories"), index.has("values")
+            >>> index.has("memories"), index.has("effects")
             (True, False)
         """
         name = f"{table}.parquet"
@@ -225,7 +246,18 @@ class Index:
         return IndexFolderError(f"{self.folder / name} {what}; {advice}")
 
     def is_whole(self, table: str) -> bool:
-        """Return True if the table's file has the checksum in the manifest. An unchanged file is read only once."""
+        """Return True if the table's file has the checksum in the manifest. An unchanged file is read only once.
+
+        Args:
+            table: The name of the table.
+
+        Returns:
+            False if the file is damaged or missing, or if the table was not computed.
+
+        Example:
+            >>> index.is_whole("triggers")
+            True
+        """
         name = f"{table}.parquet"
         facts, stamp = self.manifest.files.get(name), file_stamp(self.folder / name)
         if facts is None or stamp is None:
@@ -241,6 +273,9 @@ class Index:
 
         Raises:
             IndexFolderError: The folder now holds another scan, or none.
+
+        Example:
+            >>> index.reload()  # does nothing if the manifest has not changed
         """
         stamp = file_stamp(self.folder / MANIFEST)
         if stamp == self._manifest_stamp:
@@ -257,6 +292,9 @@ class Index:
             table: The name of the table.
             columns: Columns to read. None reads all.
             filters: Conditions on rows, as in `pyarrow.parquet.read_table`.
+
+        Returns:
+            The table.
 
         Raises:
             IndexFolderError: The table was not computed, or its file is missing or damaged.
@@ -276,7 +314,21 @@ class Index:
             return pq.read_table(handle, columns=names, filters=filters)
 
     def schema_names(self, table: str) -> list[str]:
-        """Return the columns of a table."""
+        """Return the columns of a table.
+
+        Args:
+            table: The name of the table.
+
+        Returns:
+            The names of the columns.
+
+        Raises:
+            IndexFolderError: The table was not computed, or its file is missing or damaged.
+
+        Example:
+            >>> index.schema_names("memories")[:2]
+            ['layer', 'memory']
+        """
         import pyarrow.parquet as pq
 
         with self._explain_errors(), self.path(table).open("rb") as handle:
@@ -291,6 +343,9 @@ class Index:
             query: SQL in which a name in braces, like `{triggers}`, stands for a table.
             parameters: Values of $1, $2 and so on.
 
+        Returns:
+            One dictionary per row.
+
         Raises:
             IndexFolderError: A table was not computed, or its file is missing or damaged.
             SettingError: DuckDB cannot run the query.
@@ -302,7 +357,18 @@ class Index:
         return list(self.stream(query, parameters))
 
     def stream(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a DuckDB query one by one, for large results. The arguments are those of `sql`.
+        """Yield the rows of a DuckDB query, for results that are too large for a list.
+
+        Args:
+            query: SQL, as in `sql`.
+            parameters: Values of $1, $2 and so on.
+
+        Returns:
+            An iterator of one dictionary per row.
+
+        Raises:
+            IndexFolderError: A table was not computed, or its file is missing or damaged.
+            SettingError: DuckDB cannot run the query.
 
         Example:
             >>> sum(1 for row in index.stream("SELECT * FROM {memories}"))
@@ -318,7 +384,18 @@ class Index:
                     yield dict(zip(columns, row, strict=True))
 
     def arrays(self, query: str, parameters: Sequence[Any] = ()) -> dict[str, NDArray[Any]]:
-        """Return the columns of a DuckDB query as NumPy arrays. The arguments are those of `sql`.
+        """Return the columns of a DuckDB query as NumPy arrays.
+
+        Args:
+            query: SQL, as in `sql`.
+            parameters: Values of $1, $2 and so on.
+
+        Returns:
+            {column: array}.
+
+        Raises:
+            IndexFolderError: A table was not computed, or its file is missing or damaged.
+            SettingError: DuckDB cannot run the query.
 
         Example:
             >>> index.arrays("SELECT max FROM {memories}")["max"].shape
@@ -331,7 +408,23 @@ class Index:
             return cursor.fetchnumpy()
 
     def batches(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[pa.RecordBatch]:
-        """Yield the result of a DuckDB query as Arrow batches."""
+        """Yield the result of a DuckDB query as Arrow batches.
+
+        Args:
+            query: SQL, as in `sql`.
+            parameters: Values of $1, $2 and so on.
+
+        Returns:
+            An iterator of record batches.
+
+        Raises:
+            IndexFolderError: A table was not computed, or its file is missing or damaged.
+            SettingError: DuckDB cannot run the query.
+
+        Example:
+            >>> sum(batch.num_rows for batch in index.batches("SELECT * FROM {memories}"))
+            120
+        """
         with self._explain_errors(), self._connect() as database:
             filled, tables = self._fill_in_tables(query)
             reader = database.sql(filled, params=list(parameters)).to_arrow_reader(_ROWS_AT_ONCE)
@@ -374,7 +467,11 @@ class Index:
         return open_database()
 
     def close(self) -> None:
-        """Close the database. Running queries finish, and later queries raise IndexFolderError."""
+        """Close the database. Running queries finish, and later queries raise IndexFolderError.
+
+        Example:
+            >>> memlens.Index(index.folder).close()
+        """
         with self._opening:
             self._is_closed = True
             with suppress(duckdb.Error):  # the database closes with the last cursor
@@ -407,6 +504,9 @@ class Index:
             end: "top" for the largest coefficients, "bottom" for the most negative ones.
             limit: The maximum number of triggers. None returns all.
 
+        Returns:
+            The triggers, ordered by rank.
+
         Raises:
             UnknownName: The index has no such memory.
             SettingError: The end or the limit is not valid.
@@ -425,8 +525,18 @@ class Index:
     def ordinary(self, memory: str | MemoryId) -> TriggerList:
         """Return random prefixes on which the memory is active and that are not triggers.
 
+        Args:
+            memory: A name like "L5N94", or a MemoryId.
+
+        Returns:
+            The prefixes, in the form of triggers.
+
         Raises:
             UnknownName: The index has no such memory.
+
+        Example:
+            >>> all(example.coefficient > 0 for example in index.ordinary("L1N7"))
+            True
         """
         name = self.check(memory)
         return self.with_text(self.rows_of("ordinary", [name], order="rank")[name])
@@ -434,21 +544,69 @@ class Index:
     def triggers_of(
         self, memories: Iterable[MemoryId], end: str = "top", limit: int | None = None
     ) -> dict[MemoryId, TriggerList]:
-        """Return the triggers of several memories with their text, best first."""
+        """Return the triggers of several memories with their text, best first.
+
+        Args:
+            memories: The memories.
+            end: "top" for the largest coefficients, "bottom" for the most negative ones.
+            limit: The maximum number of triggers per memory. None returns all.
+
+        Returns:
+            {memory: its triggers}.
+
+        Raises:
+            UnknownName: The index has no such memory.
+
+        Example:
+            >>> [len(triggers) for triggers in index.triggers_of([index.check("L1N7")], limit=2).values()]
+            [2]
+        """
         where = f"\"end\" = '{end}'" + ("" if limit is None else f" AND rank < {int(limit)}")
         rows = self.rows_of("triggers", memories, where=where, order="rank")
         texts = iter(self.with_text([row for memory_rows in rows.values() for row in memory_rows]))
         return {memory: TriggerList(islice(texts, len(memory_rows))) for memory, memory_rows in rows.items()}
 
     def with_text(self, rows: Sequence[dict[str, Any]]) -> TriggerList:
-        """Return rows of a trigger table as triggers with their text. The corpus is queried once."""
+        """Return rows of a trigger table as triggers with their text. Queries the corpus once.
+
+        Args:
+            rows: Rows of a table with the columns of "triggers".
+
+        Returns:
+            The triggers, in the order of the rows.
+
+        Raises:
+            IndexFolderError: A row refers to a position that does not exist.
+
+        Example:
+            >>> len(index.with_text(index.sql("SELECT * FROM {triggers} LIMIT 3")))
+            3
+        """
         sentences = self.sentences(sorted({row["sentence"] for row in rows}))
         return TriggerList(trigger_of(row, sentences.get(row["sentence"]), self.vocabulary) for row in rows)
 
     def rows_of(
         self, table: str, memories: Iterable[MemoryId], columns: str = "*", *, where: str = "true", order: str = ""
     ) -> dict[MemoryId, list[dict[str, Any]]]:
-        """Return the rows of a table about some memories. `where` and `order` are SQL."""
+        """Return the rows of a table about some memories.
+
+        Args:
+            table: The name of the table.
+            memories: The memories.
+            columns: SQL for the columns to read.
+            where: SQL for a condition on the rows.
+            order: SQL for the order of the rows.
+
+        Returns:
+            {memory: its rows}.
+
+        Raises:
+            IndexFolderError: The table was not computed, or its file is missing or damaged.
+
+        Example:
+            >>> len(index.rows_of("memories", [index.check("L1N7")], "max")[index.check("L1N7")])
+            1
+        """
         by_memory: dict[MemoryId, list[dict[str, Any]]] = {memory: [] for memory in memories}
         if not by_memory:
             return by_memory
@@ -464,6 +622,15 @@ class Index:
 
     def sentences(self, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Return rows of the corpus by sentence id.
+
+        Args:
+            ids: The ids.
+
+        Returns:
+            {id: row}. Ids that do not exist are left out.
+
+        Raises:
+            IndexFolderError: The table of the corpus is missing or damaged.
 
         Example:
             >>> sorted(index.sentences([0, 2]))
@@ -481,7 +648,23 @@ class Index:
         return texts
 
     def chart(self, experiment: str) -> Any:
-        """Return the figure of an experiment as an Altair chart. See `memlens.chart`."""
+        """Return the figure of an experiment as an Altair chart, like `memlens.chart`.
+
+        Args:
+            experiment: Name of an experiment that was run.
+
+        Returns:
+            An Altair chart.
+
+        Raises:
+            UnknownName: No experiment has this name.
+            IndexFolderError: The experiment was not run, or its table is empty.
+
+        Example:
+            >>> _ = memlens.experiment(memlens.values(index, model=index.load_model()), "rank")
+            >>> hasattr(index.chart("rank"), "to_dict")
+            True
+        """
         import memlens  # experiments may not be imported at the top of this module
 
         return memlens.chart(self, experiment)
@@ -492,6 +675,9 @@ class Index:
         Args:
             model: The model or its location; None for the location during the scan.
             options: Options of `memlens.load`.
+
+        Returns:
+            The loaded model.
 
         Raises:
             ModelError: The model has changed, or its location is unknown because it was scanned from memory.
@@ -512,7 +698,17 @@ class Index:
         return loaded
 
     def check_model(self, model: MemoryModel) -> None:
-        """Raise ModelError if this is not the model that was scanned."""
+        """Raise ModelError if this is not the model that was scanned.
+
+        Args:
+            model: A loaded model.
+
+        Raises:
+            ModelError: The fingerprint of the model differs.
+
+        Example:
+            >>> index.check_model(index.load_model())
+        """
         if model.fingerprint() != self.manifest.model.fingerprint:
             raise ModelError(
                 f"{model.name} is not the model that was scanned into {self.folder} (its fingerprint differs); "
@@ -596,6 +792,9 @@ def open_index(folder: Index | str | PathLike[str]) -> Index:
 
     Args:
         folder: An index folder or `hf:OWNER/NAME`. An open Index is returned unchanged.
+
+    Returns:
+        The open index.
 
     Raises:
         IndexFolderError: The folder does not hold a complete index.

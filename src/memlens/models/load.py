@@ -83,6 +83,9 @@ def load(
             Overrides `device`.
         prove: Run the proof. Without it, a wrongly recognized model goes unnoticed.
 
+    Returns:
+        The model.
+
     Raises:
         ModelNotFound: There is no such folder, file or Hub id.
         ModelError: The checkpoint is incomplete, damaged or inconsistent.

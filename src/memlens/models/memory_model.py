@@ -73,7 +73,17 @@ class _StopPassError(Exception):
 
 
 class MemoryModel(ABC):
-    """A causal language model with its tokenizer, its layers of memories and a lens onto its vocabulary."""
+    """A causal language model with its tokenizer, its layers of memories and a lens onto its vocabulary.
+
+    `memlens.load` returns one.
+
+    Example:
+        >>> tokens = torch.tensor([[1, 2, 3]])
+        >>> with model.record([1]) as recording, model.edit({1: lambda c, group: c * 0}):
+        ...     logits = model.logits(tokens)
+        >>> logits.shape[:2], recording.coefficients[1].shape
+        (torch.Size([1, 3]), torch.Size([1, 3, 40]))
+    """
 
     _latest_probe: Probe | None = None  # probe of the discovery, which the proof reuses
 
@@ -147,7 +157,12 @@ class MemoryModel(ABC):
             return self._run_body(self._check_tokens(tokens))
 
     def run_to(self, layer: int, tokens: Tensor) -> None:
-        """Run the blocks up to and including a layer, so that observers see them run."""
+        """Run the blocks up to and including a layer, so that observers see them run.
+
+        Args:
+            layer: The layer, counted from 0.
+            tokens: [batch, pos] int64.
+        """
 
         def stop(_output: Tensor) -> None:
             raise _StopPassError
@@ -156,7 +171,14 @@ class MemoryModel(ABC):
             self._run_body(self._check_tokens(tokens))
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Return the model's own logits, [batch, pos, vocabulary], after soft-capping."""
+        """Return the model's own logits, after soft-capping.
+
+        Args:
+            tokens: [batch, pos] int64.
+
+        Returns:
+            The logits, [batch, pos, vocabulary].
+        """
         with torch.no_grad():
             return self._logits(self._check_tokens(tokens))
 
@@ -186,10 +208,21 @@ class MemoryModel(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return a SHA-256 of configuration, tokenizer and parameters. The model's location has no effect."""
+        """Return a SHA-256 of configuration, tokenizer and parameters.
+
+        Returns:
+            The checksum. It does not depend on the location of the model.
+        """
 
     def save(self, folder: "Path") -> None:
-        """Write the current weights, the configuration and the tokenizer as a safetensors checkpoint."""
+        """Write the current weights, the configuration and the tokenizer as a safetensors checkpoint.
+
+        Args:
+            folder: Folder to write to.
+
+        Raises:
+            ModelError: Models of this kind cannot be saved.
+        """
         raise ModelError(
             f"{self.name} ({self.family}) cannot be saved as a safetensors checkpoint; use a Hugging Face checkpoint"
         )
@@ -198,10 +231,16 @@ class MemoryModel(ABC):
     def watch(
         self, on_coefficients: Callable[[int, CoefficientBlock], None], layers: Sequence[int] | None = None
     ) -> Iterator[None]:
-        """Call on_coefficients(layer, block) for every group of memories used in forward passes inside the context.
+        """Call a function with the coefficients of every forward pass inside the context.
 
-        The block of a routed expert contains the tokens that the router sent to the expert. Tensors are not copied, so
-        the callback must copy what it keeps.
+        Args:
+            on_coefficients: Called with the layer and a block of coefficients, for every group of memories that is
+                used. The block of a routed expert contains only the tokens that are routed to it. Tensors are not
+                copied, so the function must copy the data that it keeps.
+            layers: Layers to watch. None watches all.
+
+        Returns:
+            A context manager.
         """
         with ExitStack() as stack:
             for layer in self.layer_numbers(layers):
@@ -212,7 +251,16 @@ class MemoryModel(ABC):
     def record(
         self, layers: Sequence[int] | None = None, coefficients: bool = True, states: bool = True
     ) -> Iterator[Recording]:
-        """Record the selected layers. Each forward pass inside the context overwrites the Recording."""
+        """Record layers. Each forward pass inside the context overwrites the Recording.
+
+        Args:
+            layers: Layers to record. None records all.
+            coefficients: Record coefficients.
+            states: Record states of the stream.
+
+        Returns:
+            A context manager, whose value is the Recording.
+        """
         recording = Recording()
         with ExitStack() as stack:
             if states:
@@ -230,9 +278,15 @@ class MemoryModel(ABC):
 
     @contextmanager
     def edit(self, edits: Mapping[int, hooks.Change]) -> Iterator[None]:
-        """Replace the coefficients of layers by change(c [batch, pos, size], group). Outer edits run first.
+        """Replace the coefficients of layers inside the context. Edits of an outer context are applied first.
 
-        For routed experts, c covers all tokens, with zeros for tokens that were not sent to the expert.
+        Args:
+            edits: {layer: function}. The function receives the coefficients [batch, pos, size] and their group, and
+                returns the new coefficients. For routed experts, the coefficients cover all tokens, with zeros for
+                tokens that are not routed to the expert.
+
+        Returns:
+            A context manager.
         """
         with ExitStack() as stack:
             for layer in self.layer_numbers(list(edits)):

@@ -140,6 +140,9 @@ def as_sae(model: MemoryModel | Any, layer: int, *, dtype: torch.dtype | None = 
         layer: The layer, from 0.
         dtype: The dtype of the weights; None for the model's own.
 
+    Returns:
+        An object with the attributes and methods of a sparse autoencoder.
+
     Raises:
         UnsupportedModel: The layer has experts or no memories.
 

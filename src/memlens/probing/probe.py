@@ -95,13 +95,16 @@ def probe(
     """Find the memories that predict labels, with k-sparse probes of every layer.
 
     Args:
-        model: A model, whatever load() accepts, or an index. With an index, memories are listed with their triggers.
+        model: A model, an argument of `load`, or an index. With an index, memories are listed with their triggers.
         labels: A .csv or .jsonl file with a text and a label in every row, or a pair (texts, labels).
         where: The new location of an index's model, if it has moved.
         device: The device.
         dtype: The weight dtype.
         progress: Called with the stage, the number done and the total.
         **options: Fields of ProbeSettings.
+
+    Returns:
+        The scores of all probes, and the best probe with its memories.
 
     Raises:
         SettingError: An option is not valid, or no probe can be fitted to the labels.

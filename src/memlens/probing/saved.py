@@ -39,7 +39,18 @@ class Prediction:
 
 @dataclass(frozen=True)
 class SparseProbe:
-    """A fitted probe: its memories with means, scales and weights. Applying it needs only the model."""
+    """A fitted probe: its memories with means, scales and weights. Applying it needs only the model.
+
+    `memlens.probe` returns one as `best`.
+
+    Example:
+        >>> texts = [f"The river runs {n}" for n in range(20)] + [f"A stone lies {n}" for n in range(20)]
+        >>> best = memlens.probe(model, (texts, ["water"] * 20 + ["stone"] * 20), k="1", shuffles=0).best
+        >>> best.save(folder.with_name("probe.json"))
+        >>> saved = memlens.SparseProbe.load(folder.with_name("probe.json"))
+        >>> len(saved.apply(model, ["The river"])), len(saved.steer("water").edits)
+        (1, 1)
+    """
 
     model: str
     fingerprint: str
@@ -75,7 +86,14 @@ class SparseProbe:
             raise ValueError("`scale` must not be 0")
 
     def check(self, model: MemoryModel) -> None:
-        """Raise ModelError if the probe was fitted on another model."""
+        """Raise ModelError if the probe was fitted on another model.
+
+        Args:
+            model: A loaded model.
+
+        Raises:
+            ModelError: The fingerprint of the model differs.
+        """
         if model.fingerprint() != self.fingerprint:
             raise ModelError(
                 f"the probe is for {self.model} in {self.dtype}, but {model.name} is another model or has another "
@@ -83,7 +101,18 @@ class SparseProbe:
             )
 
     def apply(self, model: MemoryModel, texts: Sequence[str]) -> list[Prediction]:
-        """Predict the label of each text with the model that the probe was fitted on."""
+        """Predict the label of each text with the model that the probe was fitted on.
+
+        Args:
+            model: The loaded model.
+            texts: The texts.
+
+        Returns:
+            One prediction per text.
+
+        Raises:
+            ModelError: The probe was fitted on another model.
+        """
         from memlens.probing.activations import encode_texts, read_activations
 
         self.check(model)
@@ -103,10 +132,20 @@ class SparseProbe:
         ]
 
     def steer(self, towards: str | float, strength: float = 1.0) -> Intervention:
-        """Return an intervention that sets the probe's memories to their mean among texts with a label.
+        """Return an intervention that moves the model towards a label.
 
-        A `strength` of 2 goes twice as far. For numbers, each coefficient is set to the value that a linear fit
-        predicts for this label.
+        The intervention sets each memory of the probe to its mean coefficient among the texts with the label. For
+        numeric labels, it sets each coefficient to the value that a linear fit predicts for the label.
+
+        Args:
+            towards: The label.
+            strength: Factor of the change. 2 moves twice as far from the mean over all texts.
+
+        Returns:
+            The intervention, bound to the model of the probe.
+
+        Raises:
+            SettingError: The strength is not finite, or the probe has no such label.
         """
         if not math.isfinite(strength):
             raise SettingError(f"the strength is {strength}; it must be a finite number")
@@ -124,13 +163,27 @@ class SparseProbe:
         return Intervention(edits, self.model, self.fingerprint, self.dtype)
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Write the probe to a file. With `force`, also overwrite a file that memlens did not write."""
+        """Write the probe to a file.
+
+        Args:
+            path: The file.
+            force: Overwrite the file even if memlens did not write it.
+
+        Raises:
+            OutputError: The file exists and is not a probe.
+        """
         refuse_output(Path(path), is_probe, force=force)
         write_sealed(Path(path), {"kind": KIND, "schema": SCHEMA, **asdict(self)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SparseProbe:
         """Read a probe that `save` wrote.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The probe.
 
         Raises:
             SettingError: The file is not a probe, or was changed after it was written.

@@ -145,7 +145,7 @@ def silence_each(
     """Silence memories one at a time and return the exact effect of each on the probability of a token.
 
     Args:
-        model: A model, whatever load() accepts, or an index.
+        model: A model, an argument of `load`, or an index.
         prompt: The text.
         memories: Names of memories; None for every memory of `layers`.
         layers: Whole layers instead of memories; None for all layers.
@@ -153,6 +153,9 @@ def silence_each(
         position: The position where the prediction is read.
         positions: The positions where memories are silenced; None for all, including BOS.
         batch_tokens: Upper bound on the tokens of one forward pass.
+
+    Returns:
+        The effects by memory.
 
     Raises:
         SettingError: The prompt, a position or a count is not valid, or both memories and layers are given.
@@ -234,7 +237,7 @@ def integrate(
     """Return the effect of every memory of some layers on the probability of a token, by integrated gradients.
 
     Args:
-        model: A model, whatever load() accepts, or an index.
+        model: A model, an argument of `load`, or an index.
         prompt: The text.
         layers: The layers; None for all.
         token: The token whose probability is followed; None for the predicted one.
@@ -242,6 +245,9 @@ def integrate(
         positions: The positions whose coefficients count; None for all, including BOS.
         steps: Nodes of the integral. More steps make `gaps` smaller.
         batch_tokens: Upper bound on the tokens of one forward pass.
+
+    Returns:
+        The effects by memory, with the gap to their exact sum.
 
     Raises:
         SettingError: The prompt, a position or a count is not valid.
@@ -318,17 +324,25 @@ class CommonMemory:
 def in_common(
     attributions: Attribution | Sequence[Attribution], *, threshold: float = 0.2, share: float = 0.7
 ) -> list[CommonMemory]:
-    """Return the memories that count in at least `share` of the prompts, by number of prompts, then by effect.
+    """Return the memories that matter in several prompts, by number of prompts, then by effect.
 
-    A memory counts in a prompt if its effect is positive and at least `threshold` times the prompt's largest effect.
+    A memory matters in a prompt if its effect is positive and at least `threshold` times the largest effect.
+
+    Args:
+        attributions: Results of `silence_each` or `integrate`, one per prompt.
+        threshold: Smallest effect, relative to the largest one.
+        share: Share of the prompts in which a memory must matter.
+
+    Returns:
+        The memories with the number of prompts and their effects.
 
     Raises:
         SettingError: A threshold is not in (0, 1], or the attributions differ in token, method or memories.
 
     Example:
         >>> prompts = ["The river runs", "A river runs"]
-        >>> found = [memlens.silence_each(model, prompt, layers=[1], token=5) for prompt in prompts]
-        >>> all(memory.memory.layer == 1 for memory in memlens.in_common(found))
+        >>> attributions = [memlens.silence_each(model, prompt, layers=[1], token=5) for prompt in prompts]
+        >>> all(memory.memory.layer == 1 for memory in memlens.in_common(attributions))
         True
     """
     several = [attributions] if isinstance(attributions, Attribution) else list(attributions)

@@ -32,9 +32,12 @@ def coefficients_on(model: Source, memory: str | MemoryId, text: str) -> TextCoe
     """Return the coefficients of one memory at every token of a text.
 
     Args:
-        model: A model, whatever load() accepts, or an index.
+        model: A model, an argument of `load`, or an index.
         memory: A name like "L5N94", or a MemoryId.
         text: The text.
+
+    Returns:
+        The tokens and their coefficients.
 
     Raises:
         SettingError: The text has no tokens or is longer than the model's context.
@@ -79,6 +82,9 @@ def fires_on(
             logit of the token that is predicted after the text.
         layers: The layers; None for all layers of the index.
         limit: The largest number of memories.
+
+    Returns:
+        The memories, and the total number of active memories.
 
     Raises:
         SettingError: There is no index, or the text, order or limit is not valid.

@@ -122,7 +122,7 @@ def intervene(
     """Trace one position of a prompt without and with edits.
 
     Args:
-        model: A model, whatever load() accepts, or an index.
+        model: A model, an argument of `load`, or an index.
         prompt: The text.
         intervention: An Intervention, or its edits as Edit or text: `["L5N94=0", Edit(layer=3, factor=2.0)]`.
         position: The traced position.
@@ -130,6 +130,9 @@ def intervene(
         top: Number of tokens, and of memories per layer, to list.
         index: An index of the model. It adds triggers and patterns of memories.
         against: A second token. The traces then follow the difference of the two logits.
+
+    Returns:
+        The traces without and with the edits, and their differences.
 
     Raises:
         SettingError: The prompt, position or an edit is not valid.
@@ -201,12 +204,15 @@ def generate(
     end-of-text token does not stop the continuation.
 
     Args:
-        model: A model, whatever load() accepts, or an index.
+        model: A model, an argument of `load`, or an index.
         prompt: The text.
         count: Number of tokens.
         intervention: Edits of coefficients; None for none.
         temperature: 0 takes the most likely token. Above 0, tokens are sampled.
         seed: Determines the samples.
+
+    Returns:
+        The continuation.
 
     Raises:
         SettingError: An argument is not valid, or the text would exceed the model's context.
@@ -302,6 +308,9 @@ def promoting(
         end: "top" for memories that promote the tokens, "bottom" for memories that demote them.
         within: How many tokens at that end of a value's list count.
         limit: The largest number of memories; None for all.
+
+    Returns:
+        The memories.
 
     Raises:
         SettingError: The index lists fewer tokens per value than `within`.

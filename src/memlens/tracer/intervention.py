@@ -90,6 +90,7 @@ class Edit:
 
     @property
     def action(self) -> str:
+        """The kind of edit: "set", "scale" or "silence"."""
         if self.coefficient is not None:
             return "set"
         return "silence" if self.factor is None else "scale"
@@ -110,7 +111,23 @@ class Edit:
 
     @classmethod
     def parse(cls, text: str, positions: Iterable[int] | None = None) -> Edit:
-        """Read an edit: `L3N51=0` silences, `=3.5` sets, `=x2` scales. `L3=` means a whole layer, `L3E5=` an expert."""
+        """Read an edit from text.
+
+        Args:
+            text: `L3N51=0` silences a memory, `L3N51=3.5` sets its coefficient and `L3N51=x2` scales it. `L3` instead
+                of a memory means a whole layer, and `L3E5` a whole expert.
+            positions: Positions of the edit. None means every position.
+
+        Returns:
+            The edit.
+
+        Raises:
+            SettingError: The text is not an edit.
+
+        Example:
+            >>> memlens.Edit.parse("L3N51=x2").factor
+            2.0
+        """
         target, equals, amount = text.partition("=")
         if not equals:
             raise SettingError(f"the edit '{text}' has no '='; {_HOW}")
@@ -131,7 +148,17 @@ class Edit:
         return cls(**unit, coefficient=None if number == 0 else number, positions=at)
 
     def check(self, model: MemoryModel) -> None:
-        """Raise UnknownName if the model does not have a layer, expert or memory of the edit."""
+        """Raise UnknownName if the model does not have a layer, expert or memory of the edit.
+
+        Args:
+            model: A loaded model.
+
+        Raises:
+            UnknownName: A layer, expert or memory does not exist.
+
+        Example:
+            >>> memlens.Edit("L1N7").check(model)
+        """
         if self.layer is not None:
             check_layer(model, self.layer)
         if self.expert is not None:
@@ -141,7 +168,15 @@ class Edit:
             check_memory(model, memory)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the edit as plain data."""
+        """Return the edit as plain data.
+
+        Returns:
+            An entry of "edits" in an intervention document.
+
+        Example:
+            >>> memlens.Edit("L3N51").to_json()["action"]
+            'silence'
+        """
         content: dict[str, Any] = {"action": self.action}
         unit = _ACTIONS[self.action]
         if unit is not None:
@@ -215,13 +250,42 @@ class Intervention:
 
     @classmethod
     def parse(cls, *texts: str, positions: Sequence[int] | None = None) -> Intervention:
-        """Read edits such as `L3N51=0`. All get the same positions."""
+        """Read an intervention from edits such as `L3N51=0`.
+
+        Args:
+            *texts: Edits, as in `Edit.parse`.
+            positions: Positions of all edits. None means every position.
+
+        Returns:
+            The intervention.
+
+        Raises:
+            SettingError: A text is not an edit.
+
+        Example:
+            >>> str(memlens.Intervention.parse("L3N51=0", "L4N9=x2"))
+            'L3N51=0; L4N9=x2'
+        """
         at = None if positions is None else tuple(positions)  # `positions` may be an iterator
         return cls(tuple(Edit.parse(text, at) for text in texts))
 
     @classmethod
     def of(cls, given: Intervention | Edit | str | Iterable[Edit | str]) -> Intervention:
-        """Return an Intervention unchanged, or make one from edits, each an Edit or a text such as `L3N51=0`."""
+        """Return an intervention with these edits. An Intervention is returned unchanged.
+
+        Args:
+            given: An Intervention, or one or several edits, each an Edit or a text like `L3N51=0`.
+
+        Returns:
+            The intervention.
+
+        Raises:
+            SettingError: A text is not an edit.
+
+        Example:
+            >>> len(memlens.Intervention.of(["L3N51=0", memlens.Edit(layer=2)]).edits)
+            2
+        """
         edits: Any = given
         return edits if isinstance(edits, Intervention) else cls(edits)
 
@@ -239,7 +303,19 @@ class Intervention:
         return "; ".join(str(edit) for edit in self.edits)
 
     def check(self, model: MemoryModel, fingerprint: str | None = None) -> None:
-        """Raise if this is bound to another model or the model lacks a memory. Computes `fingerprint` if not given."""
+        """Raise an error if the intervention cannot be applied to this model.
+
+        Args:
+            model: A loaded model.
+            fingerprint: The fingerprint of the model. None computes it if the intervention is bound to a model.
+
+        Raises:
+            ModelError: The intervention is bound to another model.
+            UnknownName: The model does not have a memory.
+
+        Example:
+            >>> memlens.Intervention.parse("L1N7=0").check(model)
+        """
         if self.fingerprint is not None and self.fingerprint != (fingerprint or model.fingerprint()):
             raise ModelError(self._why_not(model))
         for edit in self.edits:
@@ -256,7 +332,22 @@ class Intervention:
         return f"the intervention is not for {model.name}{other} (the fingerprint differs); use it with its own model"
 
     def meant_for(self, model: Source) -> Intervention:
-        """Return the same edits, bound to this model."""
+        """Return the same edits, bound to this model.
+
+        Args:
+            model: A model, an argument of `load`, or an index.
+
+        Returns:
+            An intervention that is rejected for any other model.
+
+        Raises:
+            ModelError: The intervention is bound to another model.
+            UnknownName: The model does not have a memory.
+
+        Example:
+            >>> memlens.Intervention.parse("L1N7=0").meant_for(model).model == model.name
+            True
+        """
         from memlens.tracer.prompt import open_model
 
         loaded, _ = open_model(model)
@@ -265,11 +356,27 @@ class Intervention:
         return replace(self, model=loaded.name, fingerprint=fingerprint, dtype=_dtype_of(loaded))
 
     def for_any(self) -> Intervention:
-        """Return the same edits, not bound to a model. Saves computing the fingerprint of a large model."""
+        """Return the same edits, not bound to a model. This saves computing the fingerprint of a large model.
+
+        Returns:
+            An intervention for any model that has the memories.
+
+        Example:
+            >>> memlens.Intervention.parse("L1N7=0").for_any().fingerprint is None
+            True
+        """
         return Intervention(self.edits)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document that `from_json` reads."""
+        """Return the document that `from_json` reads.
+
+        Returns:
+            The document as plain data.
+
+        Example:
+            >>> memlens.Intervention.parse("L1N7=0").to_json()["kind"]
+            'memlens intervention'
+        """
         model = {"name": self.model, "fingerprint": self.fingerprint, "dtype": self.dtype}
         return {
             "kind": KIND,
@@ -291,7 +398,22 @@ class Intervention:
 
     @classmethod
     def from_json(cls, content: Any) -> Intervention:
-        """Return the intervention of a document. Raises SettingError if it is not valid."""
+        """Return the intervention of a document.
+
+        Args:
+            content: The document as plain data.
+
+        Returns:
+            The intervention.
+
+        Raises:
+            SettingError: The document is not valid.
+
+        Example:
+            >>> document = memlens.Intervention.parse("L1N7=0").to_json()
+            >>> str(memlens.Intervention.from_json(document))
+            'L1N7=0'
+        """
         try:
             document = msgspec.convert(content, _Document)
         except msgspec.ValidationError as error:
@@ -306,8 +428,15 @@ class Intervention:
 
         Args:
             path: The file.
-            model: Bind the intervention to this model first; None writes it as it is.
+            model: Bind the intervention to this model first. None writes it as it is.
             force: Overwrite the file even if it is not an intervention.
+
+        Raises:
+            OutputError: The file exists and is not an intervention.
+            SettingError: The file cannot be written.
+
+        Example:
+            >>> memlens.Intervention.parse("L1N7=0").save(folder.with_name("edits.json"), model)
         """
         refuse_output(Path(path), is_intervention, force=force)
         bound = self if model is None else self.meant_for(model)
@@ -321,7 +450,22 @@ class Intervention:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Intervention:
-        """Read a document. Call `check` to see whether it fits a model."""
+        """Read a document. Call `check` to see whether it fits a model.
+
+        Args:
+            path: A file that `save` wrote.
+
+        Returns:
+            The intervention.
+
+        Raises:
+            SettingError: The file cannot be read or is not an intervention.
+
+        Example:
+            >>> memlens.Intervention.parse("L1N7=0").save(folder.with_name("copy.json"))
+            >>> str(memlens.Intervention.load(folder.with_name("copy.json")))
+            'L1N7=0'
+        """
         try:
             return cls.from_json(json.loads(read_limited(Path(path), _FILE_LIMIT).decode("utf-8-sig")))
         except FilesError as error:

@@ -111,13 +111,16 @@ def trace(
     """Trace one position of a prompt: the states and memories of every layer, and the parts of a token's logit.
 
     Args:
-        model: A model, whatever load() accepts, or an index.
+        model: A model, an argument of `load`, or an index.
         prompt: The text.
         position: The traced position, from 0 or negative from the end.
         token: The token whose logit is split into parts, as text or number; None for the predicted one.
         top: Number of tokens, and of memories per layer, to list.
         index: An index of the model. It adds triggers and patterns of memories.
         against: A second token. The parts then sum to the difference of the two logits.
+
+    Returns:
+        The trace.
 
     Raises:
         SettingError: The prompt, the position or `top` is not valid.

@@ -49,7 +49,24 @@ class ValueChange:
 
     @classmethod
     def towards(cls, model: Source, memory: str | MemoryId, token: str | int, amount: float) -> "ValueChange":
-        """Add `amount` times the token's unit direction (see `token_direction`) to the value."""
+        """Return a change that moves a value along the direction of a token.
+
+        Args:
+            model: A model, an argument of `load`, or an index.
+            memory: A name like "L5N94", or a MemoryId.
+            token: The token, as text or number.
+            amount: Factor of the token's unit direction (see `token_direction`).
+
+        Returns:
+            The change.
+
+        Raises:
+            UnknownName: The model does not have the memory or the token.
+
+        Example:
+            >>> str(memlens.ValueChange.towards(model, "L1N7", 5, 2.0).memory)
+            'L1N7'
+        """
         loaded, _ = open_model(model)
         name = memories_of(memory)[0]
         check_memory(loaded, name)
@@ -61,14 +78,42 @@ class ValueChange:
 
     @classmethod
     def replaced(cls, model: Source, memory: str | MemoryId, value: Tensor | Sequence[float]) -> "ValueChange":
-        """Replace the value by another vector [d]."""
+        """Return a change that replaces a value by another vector.
+
+        Args:
+            model: A model, an argument of `load`, or an index.
+            memory: A name like "L5N94", or a MemoryId.
+            value: The new value [d].
+
+        Returns:
+            The change.
+
+        Raises:
+            SettingError: The vector has a wrong shape or is not finite.
+            UnknownName: The model does not have the memory.
+
+        Example:
+            >>> str(memlens.ValueChange.replaced(model, "L1N7", [0.0] * model.width).memory)
+            'L1N7'
+        """
         loaded, _ = open_model(model)
         change = cls(memories_of(memory)[0], torch.as_tensor(value).detach().clone())
         change.check(loaded)
         return change
 
     def check(self, model: MemoryModel) -> None:
-        """Raise an error if the model lacks the memory, or the value has a wrong shape or is not finite."""
+        """Raise an error if the change cannot be applied to this model.
+
+        Args:
+            model: A loaded model.
+
+        Raises:
+            SettingError: The value has a wrong shape or is not finite.
+            UnknownName: The model does not have the memory.
+
+        Example:
+            >>> memlens.ValueChange.replaced(model, "L1N7", [0.0] * model.width).check(model)
+        """
         check_memory(model, self.memory)
         if tuple(self.value.shape) != (model.width,):
             shape = list(self.value.shape)
@@ -143,9 +188,12 @@ def side_effects(
     """Return the effect of changed values on other prompts, the most affected first.
 
     Args:
-        model: A model, whatever load() accepts, or an index.
+        model: A model, an argument of `load`, or an index.
         changes: One change or several.
         prompts: Prompts whose predictions should not change.
+
+    Returns:
+        One effect per prompt.
 
     Raises:
         SettingError: There are no prompts, or a value does not fit.
@@ -175,7 +223,7 @@ def save_changed(model: Source, changes: ValueChange | Iterable[ValueChange], fo
     """Write a safetensors checkpoint with the changed values. The loaded model stays unchanged.
 
     Args:
-        model: A model, whatever load() accepts, or an index.
+        model: A model, an argument of `load`, or an index.
         changes: One change or several.
         folder: An empty or new folder.
 
