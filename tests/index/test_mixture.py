@@ -107,12 +107,12 @@ def test_an_expert_and_its_memories_are_shown_searched_and_exported(scans: Scans
     memlens.values(folder, top=5)
     code, out, _ = run("show", folder, "L2E3")
     assert code == 0 and "chosen for" in out and "router" in out and "L2E3N" in out
-    assert "every token reaches it" in run("show", folder, "L0S0")[1]
+    assert "it processes every token" in run("show", folder, "L0S0")[1]
     shown = json.loads(run("show", folder, "L2E3N7", "--json")[1])
     assert shown["name"] == "L2E3N7" and shown["memory"] == 12 + 3 * 20 + 7 and shown["seen"] < 9999
     index = memlens.open_index(folder)
     assert shown["max"] == index.table("memories", filters=[("layer", "=", 2), ("memory", "=", 79)])["max"][0].as_py()
-    assert "that reach its expert" in run("show", folder, "L2E3N7")[1]
+    assert "that are routed to its expert" in run("show", folder, "L2E3N7")[1]
     assert json.loads(run("show", folder, "L2E3", "--json", "--top", "2")[1])["name"] == "L2E3"
     for wrong in ("L2E9", "L1E0", "L2S1"):
         with pytest.raises(UnknownName, match=f"{wrong} does not exist"):

@@ -202,7 +202,7 @@ def test_what_cannot_be_written_is_refused(
     index: Index, tiny_gpt2: Path, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     own = ("export", index.folder, "--format", "neuronpedia")
-    assert "name it with -o" in refused(*own)
+    assert "name the folder with -o" in refused(*own)
     assert "fingerprint" in refused(*own, "-o", tmp_path / "out", "--model", tiny_gpt2)
     assert "at least 1 trigger" in refused(*own, "-o", tmp_path / "out", "--top", "0")
     assert "leave it out" in refused("export", index.folder, "--format", "csv", "--top", "3")

@@ -94,7 +94,7 @@ def test_an_index_without_counts_has_roles_but_this_one_and_says_so(
     index.folder.joinpath("counts.parquet").unlink()
     index.manifest.with_files({}, without=["counts.parquet"]).write(index.folder)
     code, _, err = run("roles", index.folder)
-    assert code == 0 and "the positional role needs counts" in err and "--fresh" in err
+    assert code == 0 and "the index has no counts by position" in err and "--fresh" in err
     rows = memlens.Index(index.folder).table("roles").to_pylist()
     assert all(row["position"] is None and "positional" not in row["roles"] for row in rows)
 

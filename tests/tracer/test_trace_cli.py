@@ -110,7 +110,7 @@ def test_the_picture_fits_the_terminal(run: Run, folder: Path, columns: int, mon
         ("--set L0N1", "has no '='"),
         ("--token Constantinople", "is not one token"),
         ("--position 77", "position 77"),
-        ("--save x.json", "no intervention to save"),
+        ("--save x.json", "no edits to save"),
         ("--at 0", "has no effect without --set"),
         ("--model elsewhere", "is not an index"),
         ("--top 0", "1 or more"),

@@ -172,7 +172,7 @@ BAD_PATTERNS: list[tuple[dict[str, Any], str]] = [
     ({"kind": "deep"}, "not a class"),
     ({"description": " "}, "no description"),
     ({"description": "x" * 201}, "more than 200 characters"),
-    ({"prefixes": [0, 1, 4]}, "only the trigger ranks 0 to 3"),
+    ({"prefixes": [0, 1, 4]}, "the trigger ranks of L0N0 are 0 to 3"),
     ({"prefixes": [0, 0, 0]}, "fewer than 3"),
     ({"prefixes": ["x"]}, "prefixes"),
 ]
@@ -183,7 +183,7 @@ BAD_PATTERNS: list[tuple[dict[str, Any], str]] = [
     [
         ({"memory": "L0N99999"}, 404, "does not exist"),
         ({"memory": "nonsense"}, 404, "not the name of a memory"),
-        ({"annotator": "\u202e\x07"}, 404, "cannot be an annotator"),
+        ({"annotator": "\u202e\x07"}, 404, "is not a valid annotator name"),
         ({"annotator": ""}, 422, "annotator"),
         ({"patterns": "none"}, 422, "patterns"),
         *(({"patterns": [RIVER | change]}, 422, words) for change, words in BAD_PATTERNS),

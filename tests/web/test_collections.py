@@ -14,7 +14,7 @@ from memlens.web.workbench import Workbench
 
 def test_what_is_kept_is_shown_everywhere(client_of: Callable[..., TestClient], own_index: Index) -> None:
     client = client_of(own_index.folder)
-    assert client.get("/api/collections").json() == [] and "No memories yet" in client.get("/collections").text
+    assert client.get("/api/collections").json() == [] and "No memory is saved yet" in client.get("/collections").text
     note = {"star": True, "name": "rivers <b>", "note": "water", "lists": ["nature", " nature ", ""]}
     kept = client.put("/api/collections/L1N7", json=note).json()
     assert kept["lists"] == ["nature"] and client.get("/api/collections").json() == [kept]

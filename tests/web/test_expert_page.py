@@ -55,7 +55,7 @@ def test_used_shared_and_unused_experts_have_pages(index: Index, client: TestCli
     routing = next(layer for layer in read_routing(index) if layer.never)
     for name, words in (
         (routing.busiest, "of all prefixes are routed to this expert"),
-        (f"L{routing.layer}S0", "which every token reaches"),
+        (f"L{routing.layer}S0", "It processes every token"),
         (routing.never[0], "never used"),
     ):
         answer, record = client.get(f"/e/{name}"), read_expert(index, str(name))
@@ -85,5 +85,5 @@ def test_overview_and_report_distinguish_unreached_from_dead_memories(
     unreached = sum(layer.unreached for layer in routing)
     report = make_report(index, tmp_path / "report.html").read_text(encoding="utf-8")
     for page in (client.get("/").text, report):
-        assert f"{unreached:,} " in page and "nothing was computed there" in page
+        assert f"{unreached:,} " in page and "their coefficients were never computed" in page
         assert all(str(layer.never[0]) in page for layer in routing if layer.never)

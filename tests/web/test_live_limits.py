@@ -112,7 +112,7 @@ def test_prompts_and_edits_are_limited(busy: TestClient) -> None:
         busy.get("/api/trace/cell", params=long),
         busy.post("/api/memories/L0N0/silence", json=long),
     ):
-        assert answer.status_code == 422 and "at most 12 are allowed" in answer.json()["error"]
+        assert answer.status_code == 422 and "the limit is 12" in answer.json()["error"]
     assert busy.get("/api/trace", params=LIVE | {"set": "L0N1=" + "0" * 500}).status_code == 422
 
 

@@ -69,7 +69,7 @@ def test_the_overview_works_with_the_keyboard(open_page: Open, width: int, schem
     page.keyboard.press("Enter")
     page.locator(".memory-page").wait_for()
     for step, arrives in (
-        ("the memories that fire", ".results li"),
+        ("the memories that are active", ".results li"),
         ("Trace a prompt", ".grid .cell"),
         ("Steer", ".going .given"),
     ):
