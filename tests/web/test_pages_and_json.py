@@ -226,4 +226,4 @@ def test_a_study(own_index: Index, client_of: Callable[..., TestClient]) -> None
     assert client.post("/api/annotate/sample", json={"per_layer": 2}).status_code == 200
     study = client.get("/api/annotate").json()
     html = client.get("/annotate").text
-    assert len(study["memories"]) == 6 and f"6 memories, {study['top']} prefixes each" in text_of(html)
+    assert len(study["memories"]) == 6 and f"6 memories, {study['top']} prefixes per memory" in text_of(html)

@@ -145,7 +145,9 @@ def test_values_without_a_histogram_are_shown(own_index: Index, client_of: Clien
     table = own_index.table("values").drop_columns(["histogram"])
     own_index.write({"values": (table.schema, [table])}, dict)
     text = client_of(own_index).get("/m/L1N7").text
-    assert "does not contain the distribution of scores" in text and "scores-of-tokens" not in text and "Demotes" in text
+    assert (
+        "does not contain the distribution of scores" in text and "scores-of-tokens" not in text and "Demotes" in text
+    )
 
 
 def test_labels_of_people_who_have_finished_are_shown(own_index: Index, client_of: ClientOf) -> None:
