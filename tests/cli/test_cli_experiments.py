@@ -137,6 +137,7 @@ def test_all_ends_with_shuffled_networks_and_prints_them_beside_the_claims(
     run: Run, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("memlens.experiments.shuffled.NETWORKS", 1)
+    monkeypatch.setattr("memlens.experiments.shuffled.PREFIXES", 20)
     monkeypatch.setattr("memlens.experiments.shuffled.SAMPLES", {"local-edits": 2})
     ran = run("experiment", whole, "all", "--sample", 30, "--threads", 1, "--null-tokens", 40)
     assert ran.code == 0, ran.err
