@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 from memlens.corpus.sentences import cut_batches
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
-from memlens.pattern.features import number_features, read_key, shared_keys
+from memlens.pattern.features import LONGEST, number_features, read_key, shared_keys
 from memlens.pattern.score import whole_vectors
 from memlens.pattern.shallow import token_classes
 from memlens.pattern.states import EndStates, read_states
@@ -127,12 +128,24 @@ def _match_wordings(index: Index, prefixes: Any, words: Words, names: Iterable[s
     owner, keys, _, _ = shared_keys(each, prefixes, spelled, 1)
     order = np.argsort(keys, kind="stable")
     distinct, starts = np.unique(keys[order], return_index=True)
-    wanted, held = set(names), {}
+    parts_of = {name: _parts_of(name) for name in names}
+    wanted = {part for parts in parts_of.values() for part in parts}
+    held: dict[str, NDArray[np.int64]] = {}
     for key, matches in zip(distinct.tolist(), np.split(owner[order], starts[1:]), strict=True):
         name = read_key(key, feature_names).name(words)
         if name in wanted:
             held[name] = matches.astype(np.int64)
-    return held
+    nothing = np.zeros(0, np.int64)
+    return {name: reduce(np.intersect1d, [held.get(one, nothing) for one in own]) for name, own in parts_of.items()}
+
+
+def _parts_of(name: str) -> list[str]:
+    """Return the names of the n-grams that a longer one was joined of, or only this name."""
+    kind, _, text = name.partition(":")
+    words = text.split(" ")
+    if kind != "n-gram" or len(words) <= LONGEST:
+        return [name]
+    return [f"{kind}:{' '.join(words[first : first + LONGEST])}" for first in range(len(words) - LONGEST + 1)]
 
 
 def _read_places(index: Index, memory: MemoryId, ranks: Iterable[int]) -> Places:
