@@ -329,7 +329,7 @@ def patterns(
     index: Index | Source,
     *,
     model: MemoryModel | Source | None = None,
-    states: bool = False,
+    states: bool = True,
     progress: Progress = no_progress,
     **options: Any,
 ) -> Index:
@@ -339,8 +339,8 @@ def patterns(
         index: An Index or its folder.
         model: The scanned model or its current location. Only `states` requires it. None loads the model from where it
         was scanned. If that fails, patterns are found without states.
-        states: Run the model and also compare its final states at the triggers. This finds subjects that the words
-        alone do not show.
+        states: Run the model again and also compare its final states at the triggers. This finds subjects that the
+        words alone do not show.
         progress: Called with the name of the step, the completed work and the total.
         **options: Fields of PatternSettings: top, rate, background, seed.
 

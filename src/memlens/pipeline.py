@@ -113,6 +113,7 @@ def analyze(
     tokens: int = ValueSettings.top,
     reading: str | None = None,
     vocabulary: str = "all",
+    states: bool = True,
     samples: Mapping[str, int] | None = None,
     validation: api.Source | Sequence[api.Source] | None = None,
     progress: Progress = no_progress,
@@ -132,6 +133,7 @@ def analyze(
         tokens: Number of top tokens to store per value.
         reading: How to project values onto the vocabulary, "folded" or "raw". None uses the model's default.
         vocabulary: Tokens to rank: "all", or "trained" to leave out undertrained tokens.
+        states: Run the model on the triggers again to find subjects by its states (see `patterns`).
         samples: Sample sizes of individual experiments by name, for example {"local-edits": 10}.
         validation: Corpus to draw prefixes from. None draws them from the scanned corpus.
         progress: Called with the name of the step, the completed work and the total.
@@ -161,7 +163,9 @@ def analyze(
         memory_model.lens.checked_reading(reading)
     scan_options = {"corpus": corpus, "resume": resume, **scanning, **cutting, **running}
     watcher = watcher or StageWatcher()
-    work = _Work(memory_model, folder, scan_options, ValueSettings(tokens, reading, vocabulary), sampling, progress)
+    work = _Work(
+        memory_model, folder, scan_options, ValueSettings(tokens, reading, vocabulary), states, sampling, progress
+    )
     stages = []
     for number, name in enumerate(STAGES):
         watcher.begins(number, name)
@@ -214,6 +218,7 @@ class _Work:
     folder: Path
     scan_options: dict[str, Any]
     reading: ValueSettings
+    states: bool
     sampling: _Sampling
     progress: Progress
     made: list[str] = field(default_factory=list)  # names of the experiments that were run
@@ -244,18 +249,23 @@ class _Work:
 
     def patterns(self) -> Stage:
         settings = PatternSettings(seed=self.sampling.settings.seed)
-        if patterns_are_made(self.index, settings):
+        if patterns_are_made(self.index, settings, states=self.states):
             return Stage("patterns", KEPT)
         if self.threads == 1 or usable_cores() == 1:
-            compute_patterns(self.index, settings, progress=self.progress)
+            compute_patterns(self.index, settings, model=self.model if self.states else None, progress=self.progress)
             return Stage("patterns", MADE)
-        with find_patterns_beside(self.index.folder, settings) as wait_for_tables:
+        from memlens.pattern.states import find_state_subjects
+
+        start = time.monotonic()
+        subjects = find_state_subjects(self.index, self.model, settings, self.progress) if self.states else None
+        states_seconds = time.monotonic() - start
+        with find_patterns_beside(self.index.folder, settings, subjects) as wait_for_tables:
             start = time.monotonic()
             self._run_experiments(lambda experiment: PATTERNS.removesuffix(".parquet") not in experiment.needs)
             self.experiment_seconds = time.monotonic() - start
             tables, seconds = wait_for_tables(self.progress)
         tables.write(self.index)
-        return Stage("patterns", MADE, seconds)
+        return Stage("patterns", MADE, states_seconds + seconds)
 
     def experiments(self) -> Stage:
         start = time.monotonic() - self.experiment_seconds
@@ -379,6 +389,7 @@ def demo(
     if (model, corpus) != (BUNDLED, BUNDLED) or "max_tokens" in options:
         # measuring shuffled networks dominates the time, unless their results are shipped, as for the bundled model
         options = {"null_tokens": 0, **options}
+    options = {"states": False, **options}  # they would add a third to the time
     if corpus == BUNDLED:
         options = {"validation": HELD_OUT, "max_tokens": READ, **options}
     memory_model = _load(model)

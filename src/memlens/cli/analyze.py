@@ -31,6 +31,7 @@ from memlens.cli.options import (
     resume_option,
     setting_option,
     settings_options,
+    states_option,
     threads_option,
     validation_option,
     verb,
@@ -60,6 +61,7 @@ _NAMED = 4  # maximum number of experiments to list by name
 @validation_option
 @device_option
 @dtype_option
+@states_option
 @threads_option
 @resume_option
 def analyze(

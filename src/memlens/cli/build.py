@@ -28,6 +28,7 @@ from memlens.cli.options import (
     refuse_unused_column,
     resume_option,
     settings_options,
+    states_option,
     threads_option,
     verb,
 )
@@ -35,7 +36,6 @@ from memlens.cli.screen import ProgressBar, Screen, command_line
 from memlens.errors import SettingError
 from memlens.memory import ROLES
 from memlens.settings import (
-    RUN,
     CorpusSettings,
     PatternSettings,
     RoleSettings,
@@ -305,7 +305,7 @@ _EXPLAIN = "Ask a language model for descriptions"
 @flag("--duplicates", panel=_BROWSE, help="List pairs of memories whose triggers are mostly equal.")
 @option("--limit", type=int, default=20, panel=_BROWSE, metavar="N", help="Number of rows to list.")
 @location_option()
-@flag("--states", panel=RUN, help="Also run the model, and search its final states at the triggers for subjects.")
+@states_option
 @option(
     "--explainer", panel=_EXPLAIN, metavar="URL", help="URL of an OpenAI-compatible server that describes memories."
 )
@@ -343,7 +343,7 @@ def patterns(
         refuse_options(["--limit"], "has no effect without --related, --shared or --duplicates")
         refuse_options(["--explainer-model", "--memory"], "has no effect without --explainer")
     if not states:
-        refuse_options(["--model"], "has no effect without --states")
+        refuse_options(["--model"], "has no effect with --no-states")
     opened = memlens.Index(index)
     if explainer is not None:
         _explain(screen, opened, explainer, explainer_model, memory, options.get("seed", 0))

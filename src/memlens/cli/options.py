@@ -142,6 +142,12 @@ resume_option = option(
     panel=RUN,
     help="Resume or replace the work in the folder. Default: resume.",
 )
+states_option = option(
+    "--states/--no-states",
+    default=True,
+    panel=RUN,
+    help="Run the model on the triggers again, and search its final states for subjects. Default: yes.",
+)
 force_option = flag(
     "--force", help="Allow replacing files that memlens did not write. Files of an index or a model are never replaced."
 )

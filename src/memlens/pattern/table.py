@@ -116,7 +116,7 @@ def compute_patterns(
 
 @contextmanager
 def find_patterns_beside(
-    folder: Path, settings: PatternSettings
+    folder: Path, settings: PatternSettings, subjects: StateSubjects | None = None
 ) -> Iterator[Callable[[Progress], tuple[PatternTables, float]]]:
     """Find the patterns of an index in a worker process, which ends with this context.
 
@@ -133,7 +133,9 @@ def find_patterns_beside(
             raise CancelledError
 
     def search() -> tuple[PatternTables, float]:
-        (result,) = ProcessPool(PickledSource(settings), 1, check_stop=check_stop).map(_time_patterns, [folder])
+        (result,) = ProcessPool(PickledSource((settings, subjects)), 1, check_stop=check_stop).map(
+            _time_patterns, [folder]
+        )
         return result
 
     with ThreadPoolExecutor(1) as thread:
@@ -150,9 +152,9 @@ def find_patterns_beside(
             is_over.set()
 
 
-def _time_patterns(settings: PatternSettings, folder: Path) -> tuple[PatternTables, float]:
-    began = time.monotonic()
-    return make_patterns(Index(folder), settings), time.monotonic() - began
+def _time_patterns(source: tuple[PatternSettings, StateSubjects | None], folder: Path) -> tuple[PatternTables, float]:
+    (settings, subjects), began = source, time.monotonic()
+    return make_patterns(Index(folder), settings, subjects=subjects), time.monotonic() - began
 
 
 def make_patterns(
@@ -197,10 +199,15 @@ def _shares(counts: NDArray[np.int64]) -> dict[str, float]:
     return {"memories": len(counts), **shares, "covered": covered / max(triggers, 1)}
 
 
-def patterns_are_made(index: Index, settings: PatternSettings) -> bool:
-    """Return True if the index holds complete tables with these settings, made from its current values."""
+def patterns_are_made(index: Index, settings: PatternSettings, *, states: bool = False) -> bool:
+    """Return True if the index holds complete tables with these settings, made from its current values.
+
+    With `states`, they must contain the subjects found in the model's states.
+    """
     noted = index.manifest.patterns
     if noted is None or noted.settings != asdict(settings) or noted.made_from != _sources(index):
+        return False
+    if states and "states" not in noted.content:
         return False
     return index.is_whole("patterns") and index.is_whole("names")
 
