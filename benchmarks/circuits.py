@@ -269,7 +269,7 @@ def main() -> None:
     model = memlens.load(options.model)
     for name in options.tasks.split(","):
         pairs = read_task(model, options.data, name, options.pairs, options.held_out)
-        for method in options.methods.split(","):
+        for method in filter(None, options.methods.split(",")):
             if (name, method) not in done:
                 append(curves, CURVE_COLUMNS, list(measure_curve(model, name, method, pairs, options.random_sets)))
                 print(name, method, flush=True)

@@ -217,8 +217,15 @@ def test_the_seed_decides_which_pairs_are_held_out(model: MemoryModel, pairs: li
     assert task_circuit(model, pairs, steps=1, random_sets=1, seed=1).metric == pytest.approx(metric, abs=1e-9)
 
 
-def test_the_ablation_sets_the_memories_of_the_circuit(result: TaskCircuit) -> None:
-    assert [edit.memories[0] for edit in result.ablation().edits] == result.memories
+def test_the_ablation_sets_the_memories_to_their_means(
+    model: MemoryModel, pairs: list[Pair], result: TaskCircuit
+) -> None:
+    edits = result.ablation().edits
+    assert [edit.memories[0] for edit in edits] == result.memories
+    training = [pairs[i] for i in task.np.random.default_rng(0).permutation(len(pairs))[4:]]
+    means = task._mean_coefficients(model, task._batches(model, [task._encode(model, p, "pair") for p in training]))
+    expected = [float(means[memory.layer][1:, memory.memory].mean()) for memory in result.memories]
+    assert [edit.coefficient for edit in edits] == pytest.approx(expected, abs=1e-12)
 
 
 def test_pairs_are_read_from_jsonl_json_and_csv(tmp_path: Path) -> None:

@@ -60,6 +60,12 @@ def test_edits_show_before_and_after_and_both_continuations(run: Run, folder: Pa
     assert [text["text"] for text in content["continuation"]] == texts
 
 
+def test_many_edits_are_counted(run: Run, folder: Path) -> None:
+    sets = [word for number in range(15) for word in ("--set", f"L1N{number}=0")]
+    out = run("trace", folder / "model", PROMPT, *sets)[1]
+    assert "L1N11=0" in out and "L1N12=0" not in out and "and 3 more edits" in out
+
+
 def test_an_index_loads_its_model_and_adds_triggers(run: Run, folder: Path) -> None:
     code, out, _ = run("trace", folder / "index", PROMPT, "--json")
     content = json.loads(out)

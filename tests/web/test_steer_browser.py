@@ -1,12 +1,14 @@
 """The page Steer in a real browser."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 from own_server import EVERY_SCREEN, parsed_command
 
+import memlens
 from memlens.index.reader import Index
 
 pytestmark = pytest.mark.sweep  # test_browser_walk.py visits all pages by default
@@ -56,6 +58,29 @@ def test_switches_sliders_and_a_second_set(open_page: Open) -> None:
     page.wait_for_url(lambda url: "L1%3D60" not in url)
     page.locator(".second").click()
     page.wait_for_url(lambda url: "other=" not in url)
+
+
+def test_a_saved_circuit_is_opened(open_page: Open, index: Index, tmp_path: Path) -> None:
+    page = open_page("/steer?prompt=The+river+runs&count=4")
+    edits = [f"L1N{number}={number / 3}" for number in range(30)] + ["L0=x0.5"]
+    model = memlens.load(index.manifest.model.source)
+    memlens.Intervention.parse(*edits).save(tmp_path / "circuit.json", model)
+    chooser = page.locator(".column[data-set=set] [type=file]")
+    chooser.set_input_files(tmp_path / "circuit.json")
+    page.wait_for_url("**set=L1N29%3D9.66667&set=L0%3Dx0.5")
+    page.locator(DONE).first.wait_for()
+    assert page.locator(".column[data-set=set] .edits li").count() == 31
+    problem = page.locator(".column[data-set=set] .note")
+    for saved, message in (
+        (memlens.Intervention.parse("L1N2=0", positions=[0]), "edits single positions"),
+        (memlens.Intervention((memlens.Edit("L1N2"),), "other", "0" * 64), "is for other, not for the model of this"),
+    ):
+        saved.save(tmp_path / "other.json")
+        chooser.set_input_files(tmp_path / "other.json")
+        problem.filter(has_text=message).wait_for()
+    (tmp_path / "other.json").write_text("[]", encoding="utf-8")
+    chooser.set_input_files(tmp_path / "other.json")
+    problem.filter(has_text="not a saved intervention").wait_for()
 
 
 @pytest.mark.parametrize("prompt", ["-5 degrees", "--", "--set L1=0", "=ls", "it's `a` $b !c"])

@@ -142,7 +142,7 @@ class TaskCircuit:
     curve: tuple[CurvePoint, ...]
     smallest: CurvePoint | None  # the smallest size with a faithfulness between 0.9 and 1.1
     area: float  # area under the curve of faithfulness against the share of memories from 0 to 1 (CPR)
-    means: dict[MemoryId, float]  # mean coefficients over patch prompts, for the memories of the smallest size
+    means: dict[MemoryId, float]  # means over patch prompts and positions after the first, for the smallest size
 
     @property
     def memories(self) -> list[MemoryId]:
@@ -560,7 +560,8 @@ def _measure(
     curve = tuple(points[size] for size in sorted(points))
     ranked = [model.names.name(*_place(number, layers, starts)) for number in ranking[: curve[-1].size].tolist()]
     chosen = ranked[: (smallest or curve[-1]).size]
-    averages = torch.cat([means[layer].double().mean(0).cpu() for layer in layers])
+    # the first token has no context, and some memories are large only there
+    averages = torch.cat([means[layer][1:].double().mean(0).cpu() for layer in layers])
     return TaskCircuit(
         pairs,
         len(everything),
