@@ -205,7 +205,7 @@ def task_circuit(
         method: How memories are scored: `integrated` gradients over inputs, `patching` (gradients at the clean prompt),
             or `relevance` in the frozen network.
         steps: Points on the line between the two inputs. Fewer than 10 change which memories rank first.
-        refine: Learn a mask over the memories with the largest scores, and rank them by it.
+        refine: Learn a mask over the memories with the largest scores, and rank those that it keeps first.
         test: Share of the pairs that is held out if `held_out` is not given.
         random_sets: Random sets per size, with as many memories of each layer.
         seed: Seed of the split into training and held-out pairs, and of the random sets.

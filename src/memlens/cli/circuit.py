@@ -76,10 +76,14 @@ _MEMORIES = 20  # number of printed memories of a task's circuit
     default="integrated",
     panel=_TASK,
     metavar="NAME",
-    help="Score of a memory: integrated gradients (integrated), relevance or patching.",
+    help="Gradient in the score of a memory: integrated, relevance (frozen network) or patching (clean prompt).",
 )
 @option("--steps", type=int, default=10, panel=_TASK, metavar="N", help="Number of steps of integrated gradients.")
-@flag("--refine", panel=_TASK, help="Learn a mask over the memories with the largest scores, and rank them by it.")
+@flag(
+    "--refine",
+    panel=_TASK,
+    help="Learn a mask over the memories with the largest scores, and rank the kept ones first.",
+)
 @option(
     "--seed",
     type=int,
@@ -93,7 +97,7 @@ _MEMORIES = 20  # number of printed memories of a task's circuit
     "--save",
     type=Path,
     metavar="FILE",
-    help="Save the graph for Neuronpedia. With --pairs, save an intervention for `memlens trace --file`.",
+    help="Save the graph for Neuronpedia. With --pairs, save an intervention for `--file` of trace and experiment.",
 )
 @force_option
 @open_model_options

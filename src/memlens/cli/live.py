@@ -42,6 +42,7 @@ _EDITS, _TEXT = "Edit memories", "Generate text"
 _TOKEN_WIDTH = 14  # width of a token in quotes
 _MIN_PROMPT_WIDTH = 20
 _MEMORIES = 10  # memories to list below the layers
+_EDITS_SHOWN = 12  # a saved circuit has an edit per memory
 _CASE_STYLES = {"composition": "yellow", "ffn": "green", "reversal": "red"}
 
 
@@ -251,8 +252,10 @@ def print_effect(screen: Screen, effect: InterventionEffect) -> None:
     """Print the effect of the edits: in total, on the top tokens, and by layer."""
     before, after = effect.before, effect.after
     screen.result()
-    edits = [Text(visible(str(edit)), "bold") for edit in effect.intervention.edits]
-    screen.flow([Text("with", "dim"), *edits], gap="  ")
+    edits = effect.intervention.edits
+    names = [Text(visible(str(edit)), "bold") for edit in edits[:_EDITS_SHOWN]]
+    more = [Text(f"and {len(edits) - len(names):,} more edits", "dim")] * (len(edits) > len(names))
+    screen.flow([Text("with", "dim"), *names, *more], gap="  ")
     changes = [
         Text.assemble(("KL ", "dim"), number(effect.kl)),
         Text.assemble(
