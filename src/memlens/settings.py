@@ -170,7 +170,7 @@ class ScanRunSettings(RunSettings):
 
     shard: str | None = option(
         None,
-        "Scan only shard I of N, where I is 1 to N. `memlens merge` combines the shards.",
+        "Scan only shard I of N, with I from 1 to N. Combine the shards with `memlens merge`.",
         metavar="I/N",
         panel=SCALE,
     )
@@ -216,7 +216,7 @@ class ValueSettings(Settings):
     vocabulary: str = option(
         "all", "Tokens to rank: all, or all except undertrained tokens (trained).", choices=("all", "trained")
     )
-    untrained: bool = option(False, "Find undertrained tokens among the top tokens, and list them.")
+    untrained: bool = option(False, "Include undertrained tokens in the lists of top tokens.")
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class SampleSettings(Settings):
     seed: int = option(0, "Random seed for drawing samples.", metavar="N", minimum=0, maximum=MOST_SEED)
     sample: int | None = option(
         None,
-        "Sample size: the number of prefixes or, for a single experiment, of the items that it samples.",
+        "Number of prefixes to sample. For a single experiment: number of the items that it samples.",
         metavar="N",
         default_text="depends on the experiment",
         minimum=1,

@@ -103,7 +103,7 @@ def analyze(
 
 @verb(json=True)
 @option("--out", "-o", default="memlens-demo", metavar="INDEX", help="Folder to write the index to.")
-@flag("--serve", help="Then start the workbench.")
+@flag("--serve", help="Start the workbench when the demo is complete.")
 @option(
     "--port",
     type=WholeNumber(0, 65535),

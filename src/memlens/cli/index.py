@@ -104,7 +104,7 @@ _RECORDS = {"jsonl": "memories", "csv": "triggers"}  # format -> name of its rec
     default="jsonl",
     type=click.Choice(("jsonl", "csv", "neuronpedia")),
     metavar="jsonl|csv|neuronpedia",
-    help="jsonl: one memory per line. csv: one trigger per row. neuronpedia: a folder of files. Loads the model.",
+    help="jsonl: one memory per line. csv: one trigger per row. neuronpedia: a folder of files, which needs the model.",
 )
 @option("--out", "-o", metavar="FILE", help="File to write, or folder with --format neuronpedia. Default: stdout.")
 @option(
