@@ -58,6 +58,26 @@ def test_a_signal_before_the_command_has_begun_is_one_line(number: int, module: 
     assert (ran.returncode, ran.stdout, ran.stderr) == (128 + number, "", message)
 
 
+LATE = """
+import os, sys
+from memlens.cli import main
+
+class Late:  # deleted after Python has removed its signal handlers
+    def __del__(self, kill=os.kill, process=os.getpid(), number=int(sys.argv[1])):
+        kill(process, number)
+
+late = Late()
+sys.argv[1:] = ["--version"]
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, SWEEP(signal.SIGTERM)])
+def test_a_signal_while_python_shuts_down_does_not_change_the_exit_code(number: int) -> None:
+    ran = subprocess.run([sys.executable, "-c", LATE, str(int(number))], capture_output=True, text=True, timeout=600)
+    assert (ran.returncode, ran.stderr) == (0, "") and ran.stdout.startswith("memlens ")
+
+
 @pytest.mark.parametrize(("arguments", "option"), [(("export", "{}"), "-o"), (("annotate", "{}", "export"), "--file")])
 def test_an_export_to_a_closed_stdout_is_refused(
     made: dict[str, Path], arguments: tuple[str, ...], option: str

@@ -26,8 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _answer_early_signals() -> None:
     """Exit with one line instead of a traceback on SIGINT and SIGTERM during imports and after the command.
 
-    No work is lost at these times. While a command runs, signals.interruptible handles the signals.
+    No work is lost at these times. While a command runs, signals.interruptible handles the signals. While Python shuts
+    down, they are ignored, because they would replace the exit code of the command.
     """
+    import atexit
 
     def end(number: int, _frame: object) -> None:
         try:
@@ -38,6 +40,7 @@ def _answer_early_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:  # background jobs ignore SIGINT
             signal.signal(number, end)
+            atexit.register(signal.signal, number, signal.SIG_IGN)  # registered first, so it runs last
 
 
 def _prepare_process() -> None:
