@@ -134,34 +134,30 @@ def test_a_pull_that_breaks_off_anywhere_is_no_index_and_continues(
     assert broken
 
 
-@pytest.mark.sweep
-def test_a_hub_that_falls_silent_anywhere_is_not_waited_for(
-    hub: Hub, tiny_gpt2_index: Index, tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("first", "step"), [(1, 20), pytest.param(0, 1, marks=pytest.mark.sweep)])
+def test_a_hub_that_falls_silent_is_not_waited_for(
+    hub: Hub,
+    tiny_gpt2_index: Index,
+    tmp_path: Path,
+    run: Callable,
+    monkeypatch: pytest.MonkeyPatch,
+    first: int,
+    step: int,
 ) -> None:
-    for _ in range(2):  # the client asks some things only once per process, so that the second push is as the others
-        hub.blobs.clear()
-        hub.requests.clear()
-        memlens.push(tiny_gpt2_index, REPO)
-    count = len(hub.requests)
-    monkeypatch.setattr(memlens_hub, "_SILENCE", 0.2)
-    for number in range(count):
-        hub.blobs.clear()
-        hub.requests.clear()
-        hub.silent_at = number
-        assert "cannot be reached" in refused("push", tiny_gpt2_index.folder, REPO), number
-    hub.silent_at = 0
-    assert "cannot be reached" in refused("pull", REPO, "-o", tmp_path / "copy")
-
-
-def test_a_session_that_the_client_replaces_after_an_error_has_the_same_timeout() -> None:
-    from huggingface_hub import close_session, get_session
-
-    before = get_session().timeout
-    with memlens_hub._hub(Repository("me/x")):
-        for _ in range(2):
-            assert set(get_session().timeout.as_dict().values()) == {memlens_hub._SILENCE}
-            close_session()  # as the client does if a connection fails
-    assert get_session().timeout == before
+    """The client has requests without a timeout, and replaces its session after a failed request."""
+    commands = {"push": ("push", tiny_gpt2_index.folder, REPO), "pull": ("pull", REPO, "-o", tmp_path / "copy")}
+    for name, command in commands.items():
+        for silence in (120.0, 120.0, 0.2):  # the client sends some requests only once per process
+            hub.silent_at = None
+            monkeypatch.setattr(memlens_hub, "_SILENCE", silence)
+            for number in range(first, len(hub.requests), step) if silence < 1 else [None]:
+                shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+                if name == "push":
+                    hub.blobs.clear()
+                hub.requests.clear()
+                hub.silent_at = number
+                code, _, err = run(*command)
+                assert (code, "cannot be reached" in err) == ((0, False) if number is None else (2, True)), (name, number)
 
 
 def test_an_interrupted_push_prints_no_progress_bar(

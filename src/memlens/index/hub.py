@@ -330,15 +330,22 @@ def _is_unreachable(error: BaseException | None) -> bool:
 
 @contextmanager
 def _limit_waiting() -> Iterator[None]:
-    """Make requests fail after _SILENCE seconds without an answer, also in sessions that the client replaces."""
+    """Make requests fail after _SILENCE seconds without an answer, also in sessions that the client replaces.
+
+    The client lists the files of a repository with `timeout=None`, so a default timeout would not suffice.
+    """
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import _http
 
     make_client = _http._GLOBAL_CLIENT_FACTORY  # the user may have set one
 
+    def limit(request: Any) -> None:
+        timeouts = request.extensions["timeout"]
+        request.extensions["timeout"] = {step: min(timeouts[step] or _SILENCE, _SILENCE) for step in timeouts}
+
     def make_limited_client() -> Any:
         client = make_client()
-        client.timeout = _SILENCE
+        client.event_hooks["request"].append(limit)
         return client
 
     set_client_factory(make_limited_client)
