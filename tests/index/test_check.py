@@ -218,6 +218,12 @@ def set_number(column: str, number: int) -> Any:
     return change
 
 
+def set_list(column: str, value: list[Any]) -> Any:
+    return lambda table: pa.Table.from_pylist(
+        [{**table.to_pylist()[0], column: value}, *table.to_pylist()[1:]], table.schema
+    )
+
+
 def clear_text(table: pa.Table) -> pa.Table:
     return table.set_column(table.column_names.index("text"), "text", pa.nulls(len(table), pa.string()))
 
@@ -242,6 +248,11 @@ def clear_text(table: pa.Table) -> pa.Table:
         ("vocabulary", clear_text, "column 'text' has missing values"),
         ("corpus", clear_text, "column 'text' has missing values"),
         ("values", set_number("tokens", 10**8), "tokens 100000000"),
+        ("values", set_number("max_p", None), "column 'max_p' has missing values"),
+        ("keys", set_list("scores", [0.5]), "'tokens' and 'scores' have lists of different lengths"),
+        ("keys", set_list("scores", [None] * 4), "column 'scores' has missing values"),
+        ("counts", set_list("fired", [1]), "column 'fired' has lists of other lengths"),
+        ("counts", set_list("quadrants", [None] * 4), "column 'quadrants' has lists of other lengths"),
         ("values", lambda table: table.drop_columns(["max_p"]), "no column 'max_p'"),
     ],
 )

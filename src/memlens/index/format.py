@@ -167,7 +167,11 @@ SCHEMAS = {
     EXPERTS: EXPERTS_SCHEMA,
     ROUTING: ROUTING_SCHEMA,
 }
-_NULLABLE = {"next_token", "weight", "quadrants"}  # columns of the scan's tables that may have nulls
+# required columns that may have nulls or empty lists
+_NULLABLE = {
+    "next_token", "weight", "quadrants", "target", "target_rank", "prefixes", "follows", "promotes", "role", "roles",
+}  # fmt: skip
+_PARALLEL = (("tokens", "p"), ("bottom_tokens", "bottom_p"), ("tokens", "scores"), ("tokens", "ends"))  # lists
 _PATTERN_COLUMNS = "layer memory pattern kind description prefixes confidence share q"
 DERIVED_COLUMNS = {  # columns that readers require
     VALUES: "layer memory max_p entropy norm argmax target target_rank tokens p bottom_tokens bottom_p coherence",
@@ -512,20 +516,32 @@ def find_problem(path: Path, name: str, manifest: Manifest) -> str:
         return ""
     for number in range(metadata.num_row_groups):
         row_group = metadata.row_group(number)
-        if problem := _find_null(row_group, name) or _find_bad_number(row_group, name, manifest):
+        if problem := _find_null(row_group, name, manifest) or _find_bad_number(row_group, name, manifest):
             return problem
     return ""
 
 
-def _find_null(row_group: Any, name: str) -> str:
-    """Describe a null in a table of the scan, or a column without a null count. Returns "" if there is neither."""
-    if name not in SCHEMAS or not row_group.num_rows:
-        return ""
-    for number in range(row_group.num_columns):
+def _find_null(row_group: Any, name: str, manifest: Manifest) -> str:
+    """Describe a missing value, a column without a null count, or lists of wrong lengths. Returns "" without these."""
+    required = SCHEMAS[name].names if name in SCHEMAS else DERIVED_COLUMNS[name].split()
+    rows, counts = row_group.num_rows, {}  # column -> numbers of values and of nulls
+    for number in range(row_group.num_columns if rows else 0):
         column = row_group.column(number)
         column_name, statistics = column.path_in_schema.partition(".")[0], column.statistics
-        if column_name not in _NULLABLE and (statistics is None or statistics.null_count != 0):
-            return f"its column '{column_name}' has {'no statistics' if statistics is None else 'missing values'}"
+        if column_name in required:
+            nulls = None if statistics is None else statistics.null_count
+            counts[column_name] = column.num_values, nulls
+            if column_name not in _NULLABLE and nulls != 0:
+                return f"its column '{column_name}' has {'no statistics' if nulls is None else 'missing values'}"
+    for first, second in _PARALLEL:
+        if second in counts and counts[first] != counts[second]:
+            return f"its columns '{first}' and '{second}' have lists of different lengths"
+    positions = len(manifest.position_edges) + 1
+    lengths = dict.fromkeys(("fired", "prefixes", "sentences"), positions) | {"quadrants": len(QUADRANT_SIGNS)}
+    for column_name, length in lengths.items() if name == COUNTS and rows else ():
+        values, nulls = counts[column_name]
+        if nulls is None or values != length * (rows - nulls) + nulls:  # a list that is null counts as one value
+            return f"its column '{column_name}' has lists of other lengths than {length}"
     return ""
 
 
