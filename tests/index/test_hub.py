@@ -157,7 +157,10 @@ def test_a_hub_that_falls_silent_is_not_waited_for(
                 hub.requests.clear()
                 hub.silent_at = number
                 code, _, err = run(*command)
-                assert (code, "cannot be reached" in err) == ((0, False) if number is None else (2, True)), (name, number)
+                assert (code, "cannot be reached" in err) == ((0, False) if number is None else (2, True)), (
+                    name,
+                    number,
+                )
 
 
 def test_an_interrupted_push_prints_no_progress_bar(

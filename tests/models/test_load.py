@@ -193,6 +193,23 @@ def test_a_missing_entry_of_a_tokenizer_is_named(folder):
     refused(ModelError, folder, "cannot be read (it has no entry 'added_tokens')")
 
 
+def test_a_panic_while_a_tokenizer_is_read_is_one_line(folder, capfd):
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    refused(ModelError, folder, "tokenizer of", "cannot be read (Precompiled: ", "check its tokenizer.json")
+    assert capfd.readouterr().err == "", "Rust's own report is dropped"
+
+
+def test_an_id_far_beyond_the_number_of_tokens_is_rejected(folder):
+    """The library lists all unused ids when it writes a tokenizer, which fills gigabytes for an id of 2**31."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"]["vocab"]["beyond"] = 1 << 24
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ModelError, match="has 98 tokens but an id of 16,777,216; fix the ids in its tokenizer.json"):
+        load(folder).fingerprint()
+
+
 def test_damaged_weights_are_rejected(folder):
     change_config(folder, n_inner=40)
     path = folder / "model.safetensors"

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -179,6 +180,29 @@ BOMBS = {
     "in turns": [("a", "b" * 10), ("b", "a" * 10)] * 4,
     "between characters": [(tokenizers.Regex("c*"), "a")] * 40,
 }
+
+
+def charsmap(*replacements: str) -> bytes:
+    """Return a precompiled normalizer with an empty trie and these replacements."""
+    content = "".join(f"{replacement}\0" for replacement in replacements).encode()
+    return (1024).to_bytes(4, "little") + bytes(1024) + content
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "is_rejected"),
+    [
+        (tokenizers.normalizers.Prepend("\u2581"), False),
+        (tokenizers.normalizers.Prepend("a" * 100), True),
+        (tokenizers.normalizers.Precompiled(charsmap("ss", "ffi")), False),
+        (tokenizers.normalizers.Precompiled(charsmap("ss", "a" * 100)), True),
+    ],
+    ids=["short prefix", "long prefix", "short replacements", "long replacement"],
+)
+def test_long_prefixes_and_precompiled_replacements_are_rejected(normalizer: Any, is_rejected: bool) -> None:
+    tokenizer = split_by("a")
+    tokenizer.backend_tokenizer.normalizer = normalizer
+    with pytest.raises(ModelError, match="may make a character more than 64 times") if is_rejected else nullcontext():
+        Tokenizer(tokenizer)
 
 
 @pytest.mark.parametrize("steps", BOMBS.values(), ids=BOMBS)

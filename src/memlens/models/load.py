@@ -40,7 +40,7 @@ from memlens.models.huggingface import (
 )
 from memlens.models.memory_model import MemoryModel
 from memlens.models.proof import prove as prove_memories
-from memlens.models.tokenizer import Tokenizer
+from memlens.models.tokenizer import Tokenizer, explain_panics
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential", "cpu")
@@ -338,8 +338,10 @@ def _read_tokenizer(place: str, adds_bos: bool | None = None, **options: Any) ->
     from transformers import AutoTokenizer
 
     try:
-        with quiet_transformers():
+        with quiet_transformers(), explain_panics(ModelError, f"the tokenizer of {place} cannot be read"):
             fast = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
+    except MemlensError:
+        raise
     except Exception as error:  # damaged files cause many types of exceptions
         reason = f"it has no entry {error}" if isinstance(error, KeyError) else one_line(error)
         raise ModelError(f"the tokenizer of {place} cannot be read ({reason})") from error

@@ -3,6 +3,7 @@
 Tokenizer wraps a fast tokenizer of Hugging Face. Encoding adds no special tokens. BOS is added when batches are built.
 """
 
+import base64
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
-from memlens.errors import CorpusError, ModelError, UnknownName
+from memlens.errors import CorpusError, MemlensError, ModelError, UnknownName
 from memlens.memory import EncodedText
 
 _PROBE = "The river"
@@ -23,6 +24,7 @@ _MOST_GROWTH = 64  # maximum growth of a text by the replacements of a normalize
 _PATIENCE = 60.0  # seconds per text, plus one for every _SLOWEST characters
 _GRACE = 5.0  # seconds to wait after a signal, because Rust should not return to an interpreter that is ending
 _SLOWEST = 10_000  # characters per second; most tokenizers read more than 100,000
+_MOST_UNUSED = 1 << 20  # accepted number of ids without a token
 _LONE_BYTES = re.compile("[\udc80-\udcff]+")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")  # a single byte in sentencepiece
 _SPACE_MARK = "\u2581"  # a space in sentencepiece
@@ -100,7 +102,7 @@ class Tokenizer:
 
         length = max(map(len, [texts] if isinstance(texts, str) else texts))
         seconds = _PATIENCE + sum(map(len, texts)) / _SLOWEST
-        with _holding_stderr() as held:
+        with explain_panics(CorpusError, "the tokenizer failed on a text"):
             thread = Thread(target=call, daemon=True)  # Rust cannot be interrupted, so it may outlive the limit
             thread.start()
             try:
@@ -114,15 +116,9 @@ class Tokenizer:
                 raise CorpusError(
                     f"a text is not valid Unicode and cannot be tokenized ({_first_line(error)})"
                 ) from error
-            except BaseException as error:
-                if type(error).__name__ != "PanicException":  # a Rust panic, as when a regex backtracks too often
-                    thread.join(_GRACE)
-                    raise
-                with suppress(OSError):  # truncating the null device fails
-                    os.truncate(held, 0)
-                raise CorpusError(
-                    f"the tokenizer failed on a text ({_first_line(error)}); check its tokenizer.json"
-                ) from None
+            except BaseException:
+                thread.join(_GRACE)
+                raise
 
     def token_text(self, token: int) -> str:
         """Return the token as text with its leading space. Incomplete characters are written like ⟨E2 80⟩."""
@@ -162,7 +158,8 @@ class Tokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return several tokens as one text. Characters that span tokens are complete."""
-        text: str = self._fast.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        with explain_panics(CorpusError, "the tokenizer failed on tokens"):
+            text: str = self._fast.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     def save(self, folder: Path) -> None:
@@ -170,7 +167,17 @@ class Tokenizer:
         self._fast.save_pretrained(folder)
 
     def serialized(self) -> str:
-        """Return everything that determines how texts become tokens, as stable text for a fingerprint."""
+        """Return everything that determines how texts become tokens, as stable text for a fingerprint.
+
+        Raises:
+            ModelError: A token has an id so high that the tokenizers library would fill the memory, because it lists
+                all unused ids.
+        """
+        highest = max(self._fast.get_vocab().values(), default=0)
+        if highest > 2 * self.size + _MOST_UNUSED:
+            raise ModelError(
+                f"the tokenizer has {self.size:,} tokens but an id of {highest:,}; fix the ids in its tokenizer.json"
+            )
         state = json.loads(self._fast.backend_tokenizer.to_str())
         # padding and truncation come from the latest call, not from the checkpoint
         state.pop("padding", None)
@@ -225,10 +232,11 @@ _stderr = Lock()
 
 
 @contextmanager
-def _holding_stderr() -> Iterator[int]:
-    """Hold back the output of this process to stderr until the end. Yields the descriptor of the file that holds it.
+def explain_panics(kind: type[MemlensError], failure: str) -> Iterator[None]:
+    """Turn a panic of a Rust library into an error with one line. Hold back other output to stderr until the end.
 
-    Rust reports a panic on stderr, in up to hundreds of lines, before the panic becomes an exception.
+    A panic is a BaseException, raised for example if a regular expression backtracks too often. Rust reports the panic
+    on stderr first, in up to hundreds of lines, which are dropped.
     """
     with _stderr:
         try:
@@ -238,7 +246,13 @@ def _holding_stderr() -> Iterator[int]:
         held = os.memfd_create("stderr") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR)
         try:
             os.dup2(held, 2)
-            yield held
+            yield
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            with suppress(OSError):  # truncating the null device fails
+                os.truncate(held, 0)
+            raise kind(f"{failure} ({_first_line(error)}); check its tokenizer.json") from None
         finally:
             os.dup2(before, 2)
             if content := os.pread(held, 1 << 20, 0):
@@ -248,20 +262,30 @@ def _holding_stderr() -> Iterator[int]:
 
 
 def _check_normalizer(normalizer: Any) -> None:
-    """Raise ModelError if replacements may make a text so much longer that a short text would fill the memory.
+    """Raise ModelError if a normalizer may make a text so much longer that a short text would fill the memory.
 
     A replacement multiplies the length of the text that it matches. The factors of two replacements multiply if the
-    second one may match what the first one inserts. A regular expression is assumed to match everything.
+    second one may match what the first one inserts. Only the replacement of a fixed string is assumed not to match
+    everything.
     """
     from tokenizers import Regex, normalizers
 
     later: list[tuple[str, float]] = []  # for each later replacement: the string that it requires, and its growth
     for step in reversed([] if normalizer is None else _steps(json.loads(normalizer.__getstate__()))):
-        if step.get("type") != "Replace":
-            continue
-        content, literal = step["content"], step["pattern"].get("String", "")
+        literal = ""
+        match step.get("type"):
+            case "Replace":
+                content, literal = step["content"], step["pattern"].get("String", "")
+            case "Prepend":
+                content = step["prepend"]
+            case "Precompiled":  # a trie of known size, and its replacements separated by NUL
+                charsmap = base64.b64decode(step["precompiled_charsmap"])
+                replacements = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].decode(errors="replace")
+                content = max(replacements.split("\0"), key=len)
+            case _:
+                continue
         growth = len(content) / max(len(literal), 1)
-        if not literal:  # a regular expression that matches the empty string inserts at every character
+        if not literal and "pattern" in step:  # one that matches the empty string inserts at every character
             replaced = normalizers.Replace(Regex(step["pattern"].get("Regex", "")), content).normalize_str("\0\0")
             growth = max(growth, len(replaced) / 2)
         followers = [factor for needed, factor in later if not needed or set(needed) & set(content)]
