@@ -205,6 +205,14 @@ def test_long_prefixes_and_precompiled_replacements_are_rejected(normalizer: Any
         Tokenizer(tokenizer)
 
 
+def test_a_template_that_adds_many_special_tokens_is_rejected() -> None:
+    tokenizer, template = split_by("a"), tokenizers.processors.TemplateProcessing
+    special = {"id": "many", "ids": [0] * 10, "tokens": ["a"] * 10}
+    tokenizer.backend_tokenizer.post_processor = template(single="many " * 10 + "$A", special_tokens=[special])
+    with pytest.raises(ModelError, match="adds 100 special tokens to a text"):
+        Tokenizer(tokenizer)
+
+
 @pytest.mark.parametrize("steps", BOMBS.values(), ids=BOMBS)
 def test_a_normalizer_that_fills_the_memory_is_rejected(steps: list[tuple[Any, str]]) -> None:
     with pytest.raises(ModelError, match=r"may make .* more than 64 times longer"):

@@ -24,6 +24,7 @@ _MOST_GROWTH = 64  # maximum growth of a text by the replacements of a normalize
 _PATIENCE = 60.0  # seconds per text, plus one for every _SLOWEST characters
 _GRACE = 5.0  # seconds to wait after a signal, because Rust should not return to an interpreter that is ending
 _SLOWEST = 10_000  # characters per second; most tokenizers read more than 100,000
+_MOST_ADDED = 64  # accepted number of special tokens that the tokenizer adds to a text
 _MOST_UNUSED = 1 << 20  # accepted number of ids without a token
 _LONE_BYTES = re.compile("[\udc80-\udcff]+")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")  # a single byte in sentencepiece
@@ -45,7 +46,10 @@ class Tokenizer:
                 f"{type(fast).__name__} has no character offsets; pass a fast tokenizer (with a tokenizer.json)"
             )
         self._fast = fast
-        _check_normalizer(getattr(getattr(fast, "backend_tokenizer", None), "normalizer", None))
+        if backend := getattr(fast, "backend_tokenizer", None):
+            _check_normalizer(backend.normalizer)
+            if (added := backend.num_special_tokens_to_add(False)) > _MOST_ADDED:
+                raise ModelError(f"the tokenizer adds {added:,} special tokens to a text; fix its tokenizer.json")
         self._texts: dict[int, str] = {}  # cache of token_text
         prefix = self._prefix_tokens()
         self.bos: int | None = fast.bos_token_id
