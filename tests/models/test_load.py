@@ -206,7 +206,7 @@ def test_an_id_far_beyond_the_number_of_tokens_is_rejected(folder):
     content = json.loads((folder / "tokenizer.json").read_text())
     content["model"]["vocab"]["beyond"] = 1 << 24
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(ModelError, match="has 98 tokens but an id of 16,777,216; fix the ids in its tokenizer.json"):
+    with pytest.raises(ModelError, match=r"has 98 tokens but an id of 16,777,216; fix the ids in its tokenizer\.json"):
         load(folder).fingerprint()
 
 
