@@ -1,8 +1,9 @@
 """Routed experts: their memories, and a function that runs them so that coefficients can be observed and edited.
 
 transformers stores the experts of a layer as stacked tensors in one module and accepts registered functions that run
-them. `run_experts` loops over the experts in the same order and with the same products as the module's own code, so its
-output is bit-identical. Between the key and value projections, `run_experts` exposes the coefficients.
+them. On the CPU, `run_experts` loops over the experts in the same order and with the same products as the module's own
+code, so its output is bit-identical. On a device, it computes what transformers' grouped implementation computes.
+Between the key and value projections it exposes the coefficients.
 
 The output of an expert for a token is w (m V + b), with w the router's weight. The coefficient is w m. The bias w b
 belongs to no memory.
@@ -14,13 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from memlens.errors import UnsupportedModel
-from memlens.models.groups import CoefficientBlock, MemoryGroup, MemoryLayer
+from memlens.models.groups import CoefficientBlock, MemoryGroup, MemoryLayer, RoutedBlock
 
 if TYPE_CHECKING:
     from memlens.models.hooks import BatchShape, Change
@@ -118,14 +120,19 @@ def expert_groups(experts: Any, router: nn.Module | None = None, **facts: Any) -
     ]
 
 
+class _Watcher(NamedTuple):
+    groups: dict[int, ExpertGroup]
+    shape: BatchShape
+    use: Callable[[Any], None]
+    split: bool  # whether `use` takes the CoefficientBlock of each expert, or a RoutedBlock of all experts
+
+
 @dataclass(eq=False)
 class _Taps:
     """The observers and edits of the experts of one module."""
 
     edits: list[tuple[dict[int, ExpertGroup], BatchShape, Change]] = field(default_factory=list)
-    watchers: list[tuple[dict[int, ExpertGroup], BatchShape, Callable[[CoefficientBlock], None]]] = field(
-        default_factory=list
-    )
+    watchers: list[_Watcher] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,8 +142,8 @@ class StackedExperts:
     module: nn.Module
     groups: dict[int, ExpertGroup]
 
-    def watch(self, shape: BatchShape, use: Callable[[CoefficientBlock], None]) -> AbstractContextManager[None]:
-        return self._add_tap((self.groups, shape, use), lambda taps: taps.watchers)
+    def watch(self, shape: BatchShape, use: Callable[[Any], None], split: bool) -> AbstractContextManager[None]:
+        return self._add_tap(_Watcher(self.groups, shape, use, split), lambda taps: taps.watchers)
 
     def edit(self, shape: BatchShape, change: Change) -> AbstractContextManager[None]:
         return self._add_tap((self.groups, shape, change), lambda taps: taps.edits)
@@ -182,13 +189,59 @@ def replace_experts(network: Any) -> Iterator[None]:
 
 
 def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Return the sum of w (m V + b) over experts, [tokens, d], for states [tokens, d] and experts [tokens, k]."""
-    taps: _Taps | None = getattr(experts, _TAPS, None)
+    """Return the sum of w (m V + b) over experts, [tokens, d], for states [tokens, d] and experts [tokens, k].
+
+    On the CPU, a loop over experts is faster (docs/benchmarks.md) and gives the bits of the module's own loop. On a
+    device, it would wait for the router in every layer, so all experts run in one grouped product.
+    """
+    taps: _Taps = getattr(experts, _TAPS, None) or _Taps()
+    is_grouped = hidden_states.device.type != "cpu" or any(not watcher.split for watcher in taps.watchers)
+    run = _run_grouped if is_grouped and not taps.edits else _run_one_by_one
+    return run(experts, taps, hidden_states, top_k_index, top_k_weights)
+
+
+def _run_grouped(
+    experts: Any, taps: _Taps, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    # sorted by expert, then by its rank for the token, then by token
+    chosen, order = torch.sort(top_k_index.T.reshape(-1), stable=True)
+    rows, weights = order % len(hidden_states), top_k_weights.T.reshape(-1)[order]
+    stops = torch.searchsorted(chosen, torch.arange(experts.num_experts, device=chosen.device), right=True)
+    inner = _grouped(experts, "gate_up_proj" if experts.has_gate else "up_proj", hidden_states[rows], chosen, stops)
+    m = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
+    added = _grouped(experts, "down_proj", m, chosen, stops) * weights[:, None]
+    for groups, shape, use, split in taps.watchers:
+        gates = inner[:, groups[0]._part(0)] if experts.has_gate else None
+        batch_shape = (shape.batch, shape.positions)
+        block = RoutedBlock(groups, batch_shape, chosen, rows, m * weights[:, None], weights, gates)
+        for part in block.split() if split else [block]:
+            use(part)
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    total: Tensor = added[places].view(top_k_index.shape[1], *hidden_states.shape).sum(0)
+    return total.to(hidden_states.dtype)
+
+
+def _grouped(experts: Any, name: str, states: Tensor, chosen: Tensor, stops: Tensor) -> Tensor:
+    """Return the product of states [n, inputs], sorted by expert, with the matrix of each expert, plus its bias."""
+    if states.device.type == "cpu":  # torch's grouped product supports neither all dtypes nor all sizes there
+        edges = pairwise([0, *stops.tolist()])
+        return torch.cat([_affine(experts, name, e, states[first:stop]) for e, (first, stop) in enumerate(edges)])
+    from transformers.integrations.moe import _grouped_linear
+
+    bias = getattr(experts, f"{name}_bias")[chosen] if experts.has_bias else None
+    weight, offsets = getattr(experts, name), stops.to(torch.int32)
+    product: Tensor = _grouped_linear(states, weight, offsets, bias=bias, is_transposed=experts.is_transposed)
+    return product
+
+
+def _run_one_by_one(
+    experts: Any, taps: _Taps, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
     output = torch.zeros_like(hidden_states)
     with torch.no_grad():
         selected = nn.functional.one_hot(top_k_index, num_classes=experts.num_experts + 1).permute(2, 1, 0)
         routed_experts = torch.greater(selected.sum(dim=(-1, -2)), 0).nonzero()[:, 0].tolist()
-    edited_experts = () if taps is None or not taps.edits else range(experts.num_experts)
+    edited_experts = range(experts.num_experts) if taps.edits else ()
     inward = "gate_up_proj" if experts.has_gate else "up_proj"
     for expert in sorted({*routed_experts, *edited_experts} - {experts.num_experts}):
         place, rows = torch.where(selected[expert])
@@ -196,13 +249,13 @@ def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_
         inner = _affine(experts, inward, expert, hidden_states[rows])
         m = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
         weights = top_k_weights[rows, place]
-        change = None if not edited_experts or taps is None else _apply_edits(taps, expert, rows, m, weights)
+        change = _apply_edits(taps, expert, rows, m, weights) if edited_experts else None
         if change is None:
             added = _affine(experts, "down_proj", expert, m)
             added = added * weights[:, None]
         else:
             rows, m, weights, added = change
-        for groups, shape, use in () if taps is None else taps.watchers:
+        for groups, shape, use, _ in taps.watchers:
             coefficients = m * weights[:, None] if change is None else m
             gates = inner[:, groups[expert]._part(0)] if change is None and experts.has_gate else None
             batch_shape = (shape.batch, shape.positions)

@@ -8,10 +8,10 @@ memories of a layer are numbered in that order.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -224,6 +224,30 @@ class CoefficientBlock(NamedTuple):
             return self.coefficients.reshape(*self.shape, -1)
         full = self.coefficients.new_zeros(self.shape[0] * self.shape[1], self.coefficients.shape[1])
         return full.index_copy(0, self.rows, self.coefficients).reshape(*self.shape, -1)
+
+
+class RoutedBlock(NamedTuple):
+    """The coefficients of the experts behind a router in one pass, sorted by expert."""
+
+    groups: Mapping[int, MemoryGroup]  # by expert
+    shape: tuple[int, int]  # (batch, pos) of the pass
+    experts: Tensor  # [n], ascending
+    rows: Tensor  # [n], rows of the flattened [batch * pos], distinct for each expert
+    coefficients: Tensor  # [n, size], s * m
+    weights: Tensor  # [n], s
+    gates: Tensor | None  # [n, size], x G^T + b_G; None if not gated or if experts are edited
+
+    def split(self) -> Iterator[CoefficientBlock]:
+        """Yield the block of each expert that has tokens."""
+        count = max(self.groups) + 1
+        edges = torch.searchsorted(self.experts, torch.arange(count + 1, device=self.experts.device)).tolist()
+        for expert, (first, stop) in enumerate(pairwise(edges)):
+            if stop > first:
+                gates = None if self.gates is None else self.gates[first:stop]
+                yield CoefficientBlock(
+                    self.groups[expert], self.shape, self.rows[first:stop], self.coefficients[first:stop],
+                    self.weights[first:stop], gates,
+                )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -61,9 +61,12 @@ Change = Callable[[Tensor, "MemoryGroup"], Tensor]  # (coefficients [batch, pos,
 
 
 @contextmanager
-def watch_coefficients(layer: MemoryLayer, use: Callable[[CoefficientBlock], None]) -> Iterator[None]:
-    """Call `use` with the coefficients of each group of the layer after they have been used."""
-    with _on_groups(layer, partial(_watch_group, use=use), partial(StackedExperts.watch, use=use)):
+def watch_coefficients(layer: MemoryLayer, use: Callable[[Any], None], split: bool = True) -> Iterator[None]:
+    """Call `use` with the coefficients of each group of the layer after they have been used.
+
+    With `split`, each expert has a CoefficientBlock. Otherwise, all experts behind a router have one RoutedBlock.
+    """
+    with _on_groups(layer, partial(_watch_group, use=use), partial(StackedExperts.watch, use=use, split=split)):
         yield
 
 

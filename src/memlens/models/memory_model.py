@@ -229,7 +229,7 @@ class MemoryModel(ABC):
 
     @contextmanager
     def watch(
-        self, on_coefficients: Callable[[int, CoefficientBlock], None], layers: Sequence[int] | None = None
+        self, on_coefficients: Callable[[int, Any], None], layers: Sequence[int] | None = None, split: bool = True
     ) -> Iterator[None]:
         """Call a function with the coefficients of every forward pass inside the context.
 
@@ -238,13 +238,16 @@ class MemoryModel(ABC):
                 used. The block of a routed expert contains only the tokens that are routed to it. Tensors are not
                 copied, so the function must copy the data that it keeps.
             layers: Layers to watch. None watches all.
+            split: Call the function for each routed expert with a CoefficientBlock. Otherwise, call it once for all
+                experts behind a router, with a RoutedBlock.
 
         Returns:
             A context manager.
         """
         with ExitStack() as stack:
             for layer in self.layer_numbers(layers):
-                stack.enter_context(hooks.watch_coefficients(self.layers[layer], partial(on_coefficients, layer)))
+                use = partial(on_coefficients, layer)
+                stack.enter_context(hooks.watch_coefficients(self.layers[layer], use, split))
             yield
 
     @contextmanager

@@ -1,8 +1,7 @@
 """The state of a scan for one layer: exact triggers, statistics and a sample of prefixes.
 
 Coefficients come in blocks, one per group of memories and batch. The block of an expert has only the tokens routed to
-the expert. On the CPU, `kernels.add_block_` adds a block to the state. On another device, the block is filtered there,
-and only the coefficients that reach a list are copied. Both ways give the same lists.
+the expert. On the CPU, `kernels.add_block_` adds a block to the state. On another device, `device` filters it there.
 
 States of disjoint batches can be merged in any order with the same result (see `kernels`).
 """
@@ -24,7 +23,6 @@ from memlens.errors import ModelError, SettingError
 from memlens.memory import MemoryId
 from memlens.models.groups import CoefficientBlock, MemoryGroup
 from memlens.scanner.kernels import (
-    BUCKETS,
     NO_GATES,
     TOO_LARGE,
     Candidates,
@@ -37,25 +35,18 @@ from memlens.scanner.kernels import (
     Reach,
     Routing,
     Sample,
-    Sums,
     Totals,
     add_block_,
-    add_sums_,
     count_reach_,
     count_routed_,
-    insert_all_,
     make_candidates,
     merge_examples_,
     merge_lists_,
-    sample_block_,
-    sampled_candidates,
     scan_block_,
     select_rows,
     worse_status,
 )
 from memlens.settings import ScanSettings
-
-_DENSE = 16  # if more than one coefficient in 16 reaches a list, copying the whole block is faster
 
 
 @dataclass(frozen=True)
@@ -145,30 +136,43 @@ class LayerScan:
         )  # fmt: skip
 
     def update(self, block: CoefficientBlock, candidates: Candidates, pool: ThreadPoolExecutor | None = None) -> None:
-        """Add the coefficients of one group of memories in one batch.
+        """Add the coefficients of one group of memories in one batch. Those of a device are copied.
 
         A token is a candidate for an expert's memories only if it was sent to that expert.
         """
         group = block.group
         if block.rows is not None:
-            candidates = select_rows(candidates, block.rows.cpu().numpy(), block.shape[0] * block.shape[1])
-            if self.routing is not None and block.weights is not None:
-                weights = block.weights.detach().cpu().float().numpy()
-                count_routed_(self.routing, group.expert, self.seed + group.expert, weights, candidates)
-            count_reach_(self.reach, 1 + group.expert, candidates)
+            weights = None if block.weights is None else block.weights.detach().cpu().float().numpy()
+            count = block.shape[0] * block.shape[1]
+            candidates = self.count_routed(group, block.rows.cpu().numpy(), weights, count, candidates)
         elif group.start == 0:  # without a router, every token reaches all groups
             count_reach_(self.reach, 0, candidates)
-        gates = block.gates if self.quadrants is not None else None
+        gates = block.gates.cpu() if self.quadrants is not None and block.gates is not None else None
         if self.quadrants is not None and gates is not None and group.start not in self._has_turns:
             self.quadrants.turns[group.columns] = group.gate_turns
             self._has_turns.add(group.start)
-        if block.coefficients.device.type == "cpu":
-            coefficients = block.coefficients.to(torch.float32).contiguous().numpy()
-            self._update_on_cpu(group, coefficients, gates, candidates, pool)
-        else:
-            self._update_on_device(group, block.coefficients, gates, candidates)
+        coefficients = block.coefficients.cpu().to(torch.float32).contiguous().numpy()
+        self._add_block(group, coefficients, gates, candidates, pool)
 
-    def _update_on_cpu(
+    def count_routed(
+        self, group: MemoryGroup, rows: IntArray, weights: FloatArray | None, count: int, candidates: Candidates
+    ) -> Candidates:
+        """Count the candidates that were sent to an expert, and return them with their places in its block.
+
+        Args:
+            group: The memories of the expert.
+            rows: Rows of the flattened batch that were sent to it.
+            weights: The router's weights for these rows.
+            count: Number of rows of the flattened batch.
+            candidates: The candidates in the flattened batch.
+        """
+        candidates = select_rows(candidates, rows, count)
+        if self.routing is not None and weights is not None:
+            count_routed_(self.routing, group.expert, self.seed + group.expert, weights, candidates)
+        count_reach_(self.reach, 1 + group.expert, candidates)
+        return candidates
+
+    def _add_block(
         self, group: MemoryGroup, block: NDArray[np.float32], gates: torch.Tensor | None, candidates: Candidates,
         pool: ThreadPoolExecutor | None,
     ) -> None:  # fmt: skip
@@ -182,63 +186,12 @@ class LayerScan:
             return status
 
         if pool is None or not len(candidates.rows):
-            self._check_status(group, add((0, memories)))
+            self.check_status(group, add((0, memories)))
         else:
             edges = np.linspace(0, memories, pool._max_workers + 1).astype(int).tolist()
-            self._check_status(group, *pool.map(add, [(a, b) for a, b in pairwise(edges) if b > a]))
+            self.check_status(group, *pool.map(add, [(a, b) for a, b in pairwise(edges) if b > a]))
 
-    def _update_on_device(
-        self, group: MemoryGroup, block: torch.Tensor, gates: torch.Tensor | None, candidates: Candidates
-    ) -> None:
-        if not len(candidates.rows):
-            return
-        rows = torch.from_numpy(candidates.rows).to(block.device)
-        coefficients = block.index_select(0, rows).to(torch.float32)  # [n, size]
-        gates = None if gates is None else gates.index_select(0, rows)
-        lists = {1: self.triggers.top_lists.part(group.columns)}
-        if self.triggers.keeps_bottom:
-            lists[-1] = self.triggers.bottom_lists.part(group.columns)
-        masks = {sign: _reaches(sign * coefficients, own.scores()[:, -1]) for sign, own in lists.items()}
-        if sum(int(mask.count_nonzero()) for mask in masks.values()) * _DENSE > coefficients.numel():
-            copied = candidates._replace(rows=np.arange(len(coefficients)))
-            self._update_on_cpu(group, coefficients.cpu().numpy(), None if gates is None else gates.cpu(), copied, None)
-            return
-        for sign, mask in masks.items():
-            self._insert(lists[sign], sign * coefficients, mask, candidates)
-        if self.quadrants is not None and gates is not None:
-            quadrants, is_open = self.quadrants.part(group.columns), gates > 0
-            for quadrant in range(4):
-                scores = (1 - 2 * (quadrant % 2)) * coefficients * (is_open if quadrant < 2 else ~is_open)
-                quadrants.counts[:, quadrant] += (scores > 0).sum(0).cpu().numpy()
-                mask = _reaches(scores, quadrants.lists.scores()[quadrant::4, -1])
-                self._insert(quadrants.lists, scores, mask, candidates, 4, quadrant)
-        buckets = torch.from_numpy(candidates.buckets).to(block.device, torch.int64)
-        fired = torch.zeros(BUCKETS, coefficients.shape[1], dtype=torch.int64, device=block.device)
-        fired.index_add_(0, buckets, (coefficients > 0).to(torch.int64))
-        sums = (coefficients.sum(0, dtype=torch.float64), fired, coefficients.amax(0), coefficients.amin(0))
-        status = add_sums_(self.totals, Sums(*(x.cpu().numpy() for x in sums)), group.start, coefficients.shape[1])
-        self._check_status(group, status)
-        sampled = sampled_candidates(self.sample, candidates)
-        part = coefficients.index_select(0, torch.from_numpy(sampled).to(block.device)).cpu().numpy()
-        chosen = candidates._replace(  # `starts` is not used by the sample
-            rows=np.arange(len(sampled)),
-            sentences=candidates.sentences[sampled],
-            positions=candidates.positions[sampled],
-        )
-        sample_block_(self.sample, part, chosen, 0, part.shape[1], group.start)
-
-    def _insert(
-        self, lists: Lists, scores: torch.Tensor, mask: torch.Tensor, candidates: Candidates, step: int = 1,
-        offset: int = 0,
-    ) -> None:  # fmt: skip
-        """Insert the scores [n, memories] selected by a mask. The list of memory m has the number m * step + offset."""
-        row, memory = (index.cpu().numpy() for index in mask.nonzero(as_tuple=True))
-        insert_all_(
-            lists, memory * step + offset, scores[mask].cpu().numpy(), candidates.sentences[row],
-            candidates.positions[row], self.triggers.one_a_sentence,
-        )  # fmt: skip
-
-    def _check_status(self, group: MemoryGroup, *statuses: int) -> None:
+    def check_status(self, group: MemoryGroup, *statuses: int) -> None:
         """Raise ModelError if the coefficients of a column of the group cannot be summed."""
         status = reduce(worse_status, statuses)
         if status >= 0:
@@ -313,8 +266,3 @@ def _flatten(name: str, record: Any) -> Iterator[tuple[str, NDArray[Any]]]:
             yield f"{name}.{field}", value
         elif hasattr(value, "_asdict"):
             yield from _flatten(f"{name}.{field}", value)
-
-
-def _reaches(scores: torch.Tensor, thresholds: NDArray[np.float32]) -> torch.Tensor:
-    """Return a mask of the scores [n, memories] that are positive and reach the threshold of their list."""
-    return (scores >= torch.from_numpy(thresholds.copy()).to(scores.device)) & (scores > 0)

@@ -1,7 +1,8 @@
 """Scans batches of sentences into a state, in this process or on a pool.
 
 1. Windows (`settings.WINDOW` sentences) are cut into batches. A batch depends on its window and the settings only.
-2. A batch is one forward pass without the LM head. The coefficients of its prefixes update the state.
+2. A batch is one forward pass without the LM head. The coefficients of its prefixes update the state: on the CPU
+   through `layer`, on another device through `device`.
 3. In this process, one state takes in all batches. On a pool, the batches are grouped into segments. A worker scans a
    segment into a state, and the driver merges the states. The order does not change the bits.
 4. The driver saves its state as a part at intervals and when the scan stops. Only the driver writes to the index.
@@ -23,11 +24,13 @@ from memlens.corpus.sentences import Batch, ScanSentence, cut_batches
 from memlens.models.groups import CoefficientBlock
 from memlens.models.memory_model import MemoryModel
 from memlens.pool import Pool
+from memlens.scanner.device import DeviceScan
 from memlens.scanner.kernels import Candidates, make_candidates, warm_up
 from memlens.scanner.state import BatchRange, LayerShape, PartFolder, ScanState
 from memlens.settings import ScanSettings
 from memlens.signals import Stopper
 
+FIRST_PREFIXES, FIRST_PREFIXES_PER_TRIGGER = 8192, 128  # prefixes of a scan whose blocks are copied from the device
 SAVE_SECONDS = 15.0  # minimum time between two saves
 SAVE_RATIO = 50  # minimum time between two saves, as a multiple of the duration of a save
 _SEGMENT_SECONDS = 60.0
@@ -47,19 +50,37 @@ class ScanBatch(NamedTuple):
 
 
 class Scanner:
-    """Scans batches into a state."""
+    """Scans batches into a state. `on_device` is for tests: by default, only tensors of other devices stay there."""
 
-    def __init__(self, model: MemoryModel, settings: ScanSettings, state: ScanState) -> None:
+    def __init__(
+        self, model: MemoryModel, settings: ScanSettings, state: ScanState, on_device: bool | None = None
+    ) -> None:
         self.model, self.settings, self.state = model, settings, state
         self.bos = bos_to_feed(model, settings)
+        self.on_device = model.device.type != "cpu" if on_device is None else on_device
+        self._device_scan: DeviceScan | None = None
 
     def scan(self, batches: Iterable[ScanBatch], after_batch: Callable[[Batch], None] = lambda batch: None) -> None:
-        """Scan batches. `after_batch` is called when a batch is in the state, and may raise an exception."""
+        """Scan batches. `after_batch` is called after each of them, and may raise an exception.
+
+        The state is complete at the end, or after `complete`.
+        """
         with torch.inference_mode(), _use_threads(self.settings.threads) as pool:
-            for window, number, batch, fresh_from in batches:
-                self._scan_batch(batch, fresh_from, pool)
-                self.state.done.add(window, number, number + 1)
-                after_batch(batch)
+            try:
+                for window, number, batch, fresh_from in batches:
+                    self._scan_batch(batch, fresh_from, pool)
+                    self.state.done.add(window, number, number + 1)
+                    after_batch(batch)
+                self.complete()
+            finally:
+                if self._device_scan is not None:
+                    self._device_scan.close()
+                    self._device_scan = None
+
+    def complete(self) -> None:
+        """Complete the state, which lags behind while a device scans."""
+        if self._device_scan is not None:
+            self._device_scan.finish()
 
     def _scan_batch(self, batch: Batch, fresh_from: NDArray[np.int64], pool: ThreadPoolExecutor | None) -> None:
         candidates = self._candidates(batch, fresh_from)
@@ -67,9 +88,16 @@ class Scanner:
         def update(layer: int, block: CoefficientBlock) -> None:
             self.state.layers[layer].update(block, candidates, pool)
 
-        tokens = torch.from_numpy(batch.tokens).to(self.model.device)
-        with self.model.watch(update, list(self.state.layers)):
-            self.model.run_body(tokens)
+        tokens = torch.from_numpy(batch.tokens)
+        # until lists have useful thresholds, most coefficients reach them: copy whole blocks
+        if self.on_device and self.state.prefixes >= max(
+            FIRST_PREFIXES, FIRST_PREFIXES_PER_TRIGGER * self.settings.top
+        ):
+            self._device_scan = self._device_scan or DeviceScan(self.model, self.state.layers)
+            self._device_scan.scan(tokens, candidates)
+        else:
+            with self.model.watch(update, list(self.state.layers)):
+                self.model.run_body(tokens.to(self.model.device))
         self.state.prefixes += len(candidates.rows)
         self.state.tokens += int(batch.lengths.sum())
 
@@ -185,6 +213,7 @@ def scan_here(
     def after_batch(batch: Batch) -> None:
         on_tokens(int(batch.lengths.sum()))
         if stop.stopped or saver.is_due():
+            scanner.complete()
             saver.save(scanner.state)
         stop.check()
 
