@@ -1,7 +1,7 @@
 """The device path of a scan, run on CPU tensors: the same state as the compiled loops, few bytes moved, one wait."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlens.corpus.sentences import ScanSentence
 from memlens.errors import ModelError
-from memlens.models.groups import CoefficientBlock, RoutedBlock
+from memlens.models.groups import RoutedBlock
 from memlens.models.load import load
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner import device, scan
@@ -46,7 +46,7 @@ def make_batches(model: MemoryModel, settings: ScanSettings, sentences: int = 12
 
 
 def scan_compiled(model: MemoryModel, settings: ScanSettings, batches: list[ScanBatch]) -> ScanState:
-    """Scan through the compiled loops. Experts are run as on the device path, because the last bits of m depend on it."""
+    """Scan through the compiled loops. Experts are run as on the device path, which the last bits of m depend on."""
     state = ScanState.start(model, range(len(model.layers)), settings)
     scanner = Scanner(model, settings, state)
     for _, _, batch, fresh_from in batches:
@@ -194,3 +194,53 @@ def test_first_places_are_the_same_without_torchs_own_function() -> None:
         padded = (expected + [-1] * 40)[:count]
         assert device.first_places(mask, count).tolist() == padded
         assert device._first_places_by_sums(mask, count).tolist() == padded
+
+
+# --- bytes moved and waiting ------------------------------------------------------------------------------------------
+
+
+class Traffic(TorchDispatchMode):
+    """Adds up the bytes that operations read and write, and counts those that wait for a device."""
+
+    WAITING = (
+        "_local_scalar_dense",
+        "nonzero.default",
+        "masked_select",
+        "unique",
+        "bincount",
+        "is_nonzero",
+        "equal.default",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.waits = 0
+        self.is_counting = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if not self.is_counting:
+            return output
+        is_mask = str(func).startswith("aten.index.") and any(torch.bool == one.dtype for one in tensors_of(args[1]))
+        self.waits += is_mask or any(name in str(func) for name in self.WAITING)
+        returned = func._schema.returns
+        if any(one.alias_info is not None and not one.alias_info.is_write for one in returned):
+            return output  # a view moves nothing
+        outputs = [one for one in (output if isinstance(output, (tuple, list)) else [output]) if torch.is_tensor(one)]
+        inputs = list(tensors_of([*args, *(kwargs or {}).values()]))
+        written = sum(one.nbytes for one in outputs)
+        if any(name in str(func) for name in ("index_select", "aten.index.", "embedding")):
+            self.bytes += 2 * written + sum(one.nbytes for one in inputs[1:])  # reads only the selected rows
+        else:
+            self.bytes += written + sum(
+                one.untyped_storage().nbytes() if 0 in one.stride() else one.nbytes for one in inputs
+            )
+        return output
+
+
+def tensors_of(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if torch.is_tensor(value):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_of(value)

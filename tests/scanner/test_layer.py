@@ -227,26 +227,6 @@ def test_warming_up_compiles_what_a_scan_calls(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("per_sentence", ["best", "all"])
-def test_filtering_on_the_device_keeps_the_same_as_the_compiled_loops(per_sentence: str) -> None:
-    settings = ScanSettings(top=5, per_sentence=per_sentence, sample_every=3)
-    here, there = (LayerScan(0, 33, bottom=True, gated=True, settings=settings) for _ in range(2))
-    for coefficients, sentences, positions in batches(1):
-        candidates, block = make_candidates(np.arange(48), sentences, positions), make_block(coefficients, None)
-        gates = coefficients.roll(1, 0)
-        here.update(make_block(coefficients, gates), candidates)
-        kernels.count_reach_(there.reach, 0, candidates)
-        there.quadrants.turns[:] = True
-        there._update_on_device(block.group, coefficients, gates, candidates)  # the tensors are on the CPU
-    for name, array in here.arrays().items():
-        if name == "totals.total":
-            np.testing.assert_allclose(array, there.arrays()[name], atol=40)  # units of 2^-20; last bits differ
-        elif not name.endswith("positions"):
-            np.testing.assert_array_equal(array, there.arrays()[name], err_msg=name)
-    for end, lists in here.triggers.result().items():
-        np.testing.assert_array_equal(lists.positions, there.triggers.result()[end].positions)
-
-
-@pytest.mark.parametrize("per_sentence", ["best", "all"])
 def test_memories_of_a_wide_layer_are_as_in_narrow_ones(per_sentence: str) -> None:
     """A block of several tiles has the same lists, sums, counts and quadrants as blocks of one tile each."""
     settings = ScanSettings(top=4, per_sentence=per_sentence)

@@ -48,7 +48,7 @@ from memlens.scanner.layer import LayerScan
 
 ROWS = 32  # rows of a strip; half of it for experts, which have fewer rows
 _WAITING = 2  # batches that may wait for their insertion
-_ROOM = 4096  # least number of strips that a buffer has room for
+_ROOM = 1024  # least number of strips that a buffer has room for
 _FRACTION = 2**24  # parts of a UNIT in sums
 _LARGEST = 2.0**62 * UNIT  # sums beyond this are rejected
 _SMALLEST_SCORE = np.float32(1e-45)
@@ -115,7 +115,8 @@ def strip_statistics(block: Tensor, gates: Tensor | None, rows: Tensor) -> Strip
 
 
 def _extremes(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x.amax(1), x.amin(1)
+    lowest, highest = torch.aminmax(x, dim=1)
+    return highest, lowest
 
 
 class Hits(NamedTuple):
@@ -474,7 +475,7 @@ class DeviceScan:
             source, hits = sent.source, sent.hits
             strips, prefixes = hits.counts.tolist()
             room = len(hits.scores) // 2
-            source.room = max(_ROOM, -(-max(strips, prefixes // 2 + 1) // _ROOM) * 2 * _ROOM)
+            source.room = _ROOM * -(-2 * max(strips, prefixes // 2, 1) // _ROOM)
             if strips > room or prefixes > 2 * room:
                 overflowing.append(source)
             else:
