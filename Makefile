@@ -23,7 +23,7 @@ demo: $(RUNS)
 
 # Loading, scanning, values, a lookup, a page and the golden numbers, in less than 40 seconds.
 smoke: $(INSTALLED)
-	$(BIN)/python -m pytest tests/test_smoke.py tests/test_imports.py tests/golden
+	$(BIN)/python -m pytest tests/test_smoke.py tests/golden
 
 # Every capability at least once with real components.
 test: $(INSTALLED) chromium
