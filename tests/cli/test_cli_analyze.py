@@ -65,7 +65,7 @@ def test_text_without_any_next_token_makes_a_page_with_gaps(run: Run, models: Pa
     ]
     ran = run(*command, "--sample", 9, "--threads", 1)
     assert ran.code == 0 and "Traceback" not in ran.err
-    assert "The layers needed were not measured" in (tmp_path / "index" / "report.html").read_text("utf-8")
+    assert "The layers of this claim were not measured" in (tmp_path / "index" / "report.html").read_text("utf-8")
 
 
 def test_interrupted_at_every_stage_it_continues_to_the_same_tables(models, text, analyzed, tmp_path) -> None:

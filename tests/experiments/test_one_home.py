@@ -37,8 +37,8 @@ def test_a_new_experiment_is_listed_run_printed_reported_and_drawn(
     assert [line.split()[0] for line in shown[-len(rows) :]] == [str(row["layer"]) for row in rows]
     assert verdict == "not compared with a shuffled network: A toy memory has triggers"
     assert reason == (
-        "  It has what was kept; appears by the rule, but no shuffled network was measured (memlens experiment INDEX "
-        "shuffled)."
+        "  It has what was kept; appears by the rule, but no shuffled network was measured (run `memlens "
+        "experiment INDEX shuffled`)."
     )
     page = make_report(index, tmp_path / "report.html").read_text(encoding="utf-8")
     words = (

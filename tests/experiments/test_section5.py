@@ -302,7 +302,7 @@ def test_wrong_input_is_refused_with_what_to_do(fresh: Fresh, tmp_path: Any) -> 
     index, model = fresh
     nowhere = CorpusSettings((str(tmp_path / "nowhere.txt"),))
     for error, words, wrong in (
-        (SettingError, "no list of stop words for 'xx'; choose en or frequent", {"stop_words": "xx"}),
+        (SettingError, "no list of stop words for 'xx'; use en or frequent", {"stop_words": "xx"}),
         (CorpusError, "nowhere", {"validation": nowhere}),
     ):
         with pytest.raises(error, match=words):

@@ -26,7 +26,7 @@ def table_of(columns: str, rows: Iterable[tuple[Any, ...]]) -> list[Row]:
 
 
 def like_the_paper(index: Index) -> dict[str, list[Row]]:
-    """Tables that a model much like the paper's would have, with all columns of the contract and some more."""
+    """Tables that a model much like the paper's would have, with the columns that the report needs."""
     random = np.random.default_rng(5)
     layers, memories = len(index.layers), index.memories(0)
 

@@ -94,7 +94,7 @@ def test_the_clearest_memory_is_confirmed_by_triggers_that_were_held_out(full: m
     assert len({one[0][:5] for one in found}) > 1, "nothing to choose between"
     assert insight.title.startswith(f"L{order[6]}N{order[7]} detects ")
     assert insight.title.endswith(visible(description).removeprefix("about: "))
-    assert (order[4] == 0) == (not any("are words of those sentences" in line for line in insight.lines))
+    assert (order[4] == 0) == (not any("top tokens that occur in these sentences" in line for line in insight.lines))
 
 
 def test_the_rarest_memory_fires_on_the_fewest_prefixes(bare: memlens.Index) -> None:
@@ -136,7 +136,7 @@ def refinement(rates: list[float]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("rates", "title", "crossed", "verdict"),
     [
-        ([layer / 20 for layer in range(16)], "The", "layer 10 is the first that", "appears"),
+        ([layer / 20 for layer in range(16)], "The", "layer 10 is the first layer", "appears"),
         ([0.3] * 16, "Not here: The", "no layer", "does not appear"),
     ],
 )
@@ -147,7 +147,9 @@ def test_where_predictions_settle_is_read_off_the_table(
     insight = only(full, "settling")
     assert insight.title == f"{title} prediction settles layer by layer"
     assert f"{rates[0]:.1%} in layer 0" in insight.lines[0] and f"{rates[-1]:.1%} in layer 15" in insight.lines[0]
-    assert insight.lines[1] == f"{crossed} starts with more than half of the predictions made (95% interval)"
+    assert insight.lines[1] == (
+        f"{crossed} in which more than half of the residuals predict the final token (95% interval)"
+    )
     assert f"verdict: {verdict}" in insight.lines
 
 
@@ -158,12 +160,12 @@ def test_the_share_of_compositions_is_the_mean_over_layers(full: memlens.Index) 
     ]
     write_rows(full, "composition", rows)
     assert only(full, "composition").title.startswith("7.5% of layer outputs")
-    assert only(full, "composition").lines[0] == "no active memory: 15.0%"
+    assert only(full, "composition").lines[0] == "outputs that match no active memory: 15.0%"
 
 
 def test_what_is_no_word_is_passed_over_only_while_there_are_words(bare: memlens.Index) -> None:
     material = Material(bare)
-    material.__dict__["_frequent"], material.__dict__["_read"] = {2}, set(range(6))
+    material.__dict__["_frequent_tokens"], material.__dict__["_corpus_tokens"] = {2}, set(range(6))
     bare.__dict__["vocabulary"] = [" river", ",", " the", "ing", " 1990", " sea", " Antar"]
     assert [material.is_word(token) for token in range(7)] == [True, False, False, False, False, True, False]
     rows: list[dict[str, Any]] = [{"token": token} for token in (1, 2, 5, 0)]
@@ -171,7 +173,7 @@ def test_what_is_no_word_is_passed_over_only_while_there_are_words(bare: memlens
     assert material.first_word(rows[:2], lambda row: row["token"]) == {"token": 1}
     assert material.first_word([], lambda row: row["token"]) is None
     material = Material(bare)
-    material.__dict__["_frequent"], material.__dict__["_read"] = set(), {0, 1, 2}
+    material.__dict__["_frequent_tokens"], material.__dict__["_corpus_tokens"] = set(), {0, 1, 2}
     bare.__dict__["vocabulary"] = ["river", ",", "sea"]  # without spaces
     assert [material.is_word(token) for token in range(3)] == [True, False, True]
 

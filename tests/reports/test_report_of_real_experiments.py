@@ -19,10 +19,10 @@ def test_every_experiment_is_on_the_page_with_its_recipe(analyzed: memlens.Index
         size = 30 if EXPERIMENTS[name].on_prefixes else EXPERIMENTS[name].sample
         sample = "" if size is None else f" --sample {size}"
         assert f"memlens experiment INDEX {name}{sample} --seed 0" in text
-    assert "At most 0.01 of each kind are expected by chance: " in text
+    assert "A share of at most 0.01 of the patterns of each family is expected by chance: " in text
     assert "30 random prefixes of the scanned corpus, seed 0" in text
     assert analyzed.has("experiments/prefix-layers") and "prefix-layers" not in text  # a working table is no result
-    assert "has changed since" not in text and "different passes" not in text
+    assert "is outdated" not in text and "different passes" not in text
     charts = json.loads(re.findall(r'id="charts">(.*?)</script>', text, re.DOTALL)[0])
     assert set(EXPERIMENTS) <= set(charts["charts"])
 

@@ -1,1 +1,1 @@
-"""The paper's experiments on an index: one module each, listed in the registry."""
+"""The paper's experiments on an index: one module each, listed in run.MODULES."""

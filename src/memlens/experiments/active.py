@@ -1,7 +1,7 @@
-"""Active memories (Figure 7): the share of a layer's memories with m > 0, by prefix.
+"""Active memories (Figure 7): the share of a layer's memories with m > 0 on a prefix.
 
-With GELU, SiLU and gated blocks, m > 0 is only a sign, so the table also has the effective number of memories:
-(sum a)^2 / sum a^2 with a_i = |m_i| ||v_i||.
+Coefficients of GELU, SiLU and gated blocks are rarely 0, and m > 0 is only their sign. The table therefore also has the
+effective number of memories: (sum a)^2 / sum a^2 with a_i = |m_i| ||v_i||.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,17 +21,17 @@ SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 memories:int64",
     "q1 median q3 low high",  # quartiles of the share of memories with m > 0; interval of its median
     "effective_q1 effective_median effective_q3",  # quartiles of the effective number of memories
-    *ex.kind_columns("median", "low", "high"),  # in a mixture: share of the memories that a prefix reaches
-    "drop drop_low drop_high",  # mean share: middle third minus lower third without layer 0; equal in all rows
+    *ex.kind_columns("median", "low", "high"),  # by kind, in a mixture: share of the memories that a prefix reaches
+    "drop drop_low drop_high",  # mean share of the middle third minus that of the lower third; equal in all rows
 )
 
 
-def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
-    """Return quartiles over the prefixes, by layer."""
-    rows, layers = [], len(seen.index.manifest.model.memories)
+def compute(tables: "PrefixTables", seed: int) -> list[ex.Row]:
+    """Return one row per layer with quartiles over the prefixes."""
+    rows, layers = [], len(tables.index.manifest.model.memories)
     shares: dict[int, NDArray[np.float64]] = {}
-    for layer, columns in seen.by_layer():
-        memories = seen.memories[layer]
+    for layer, columns in tables.by_layer():
+        memories = tables.memories[layer]
         shares[layer] = np.asarray(columns["active"], np.float64) / memories
         low, high = median_interval(shares[layer])
         effective = ex.quartiles(columns["effective"])
@@ -40,7 +40,7 @@ def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
             | ex.quartiles(shares[layer])
             | {f"effective_{name}": number for name, number in effective.items()}
         )
-        for kind in ex.kind_spans(seen.index.names, layer):
+        for kind in ex.kind_spans(tables.index.names, layer):
             active = np.asarray([share for share in columns.get(f"{kind}_active", ()) if share is not None], np.float64)
             low, high = median_interval(active)
             median = float(np.median(active)) if len(active) else None
@@ -50,7 +50,7 @@ def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
 
 
 def _drop(shares: Mapping[int, NDArray[np.float64]], layers: int, seed: int) -> ex.Row:
-    """Return the middle third minus the lower third without layer 0, paired over prefixes."""
+    """Return the mean share of the middle third minus that of the lower third without layer 0, paired over prefixes."""
     thirds = [[share for layer, share in shares.items() if layer and ex.third(layer, layers) == which]
               for which in ("middle", "lower")]  # fmt: skip
     if not all(thirds):
@@ -74,20 +74,20 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def only_for_relu(judge: Callable[[ex.Evidence], ex.Judgement]) -> Callable[[ex.Evidence], ex.Judgement]:
-    """Restrict a claim to models whose memories are silent at 0. For other models, it does not apply."""
+    """Make a claim not applicable to models whose inactive memories have coefficients other than 0."""
 
     def judged(evidence: ex.Evidence) -> ex.Judgement:
-        return judge(evidence) if evidence.rests_at_zero else _OF_ANOTHER_KIND
+        return judge(evidence) if evidence.rests_at_zero else _NOT_RELU
 
     return judged
 
 
-_OF_ANOTHER_KIND = ex.Judgement(
+_NOT_RELU = ex.Judgement(
     "m > 0 is only a sign",
     "",
     ex.NOT_APPLICABLE,
-    "With GELU, SiLU or a gate, coefficients are rarely 0, so m > 0 is only a sign. See the effective number of "
-    "memories.",
+    "Coefficients of GELU, SiLU and gated blocks are rarely 0, and m > 0 is only their sign. See the effective number "
+    "of memories instead.",
 )
 
 
@@ -101,12 +101,12 @@ def few_memories_are_active(evidence: ex.Evidence) -> ex.Judgement:
     values = [median.value for median in medians.values()]
     share = len(outside) / len(medians)
     verdict = ex.APPEARS if share <= 0.1 else ex.ABSENT if share > 0.5 else ex.PARTLY
-    where = f" (layers {', '.join(map(str, outside))})" if outside else ""
+    layers = f" (layers {', '.join(map(str, outside))})" if outside else ""
     return ex.Judgement(
         f"medians from {percent(min(values), 0)} to {percent(max(values), 0)}",
         f"outside in {len(outside)} of {len(medians)} layers",
         verdict,
-        f"The median lies outside 10% to 50% in {len(outside)} of {len(medians)} layers{where}, with intervals that "
+        f"The median lies outside 10% to 50% in {len(outside)} of {len(medians)} layers{layers}, with intervals that "
         f"hold for all layers at once (published: 1 of 16); layer 0: {percent(evidence.first('median'), 0)}.",
         Estimate(1 - share, *wilson(len(medians) - len(outside), len(medians))),
     )
@@ -120,7 +120,7 @@ def active_drops_toward_the_middle(evidence: ex.Evidence) -> ex.Judgement:
 
 
 def _middle_less_lower(evidence: ex.Evidence) -> Estimate | None:
-    """Return the difference from the table, or compute it from the medians if the rows lack it (the paper's rows)."""
+    """Return the middle third minus the lower third. The paper's rows lack it, so it is computed from their medians."""
     rows = ex.known_rows(evidence.rows, ("median",), "prefixes")
 
     def of_medians() -> Estimate | None:
@@ -143,22 +143,22 @@ EXPERIMENT = ex.prefix_experiment(
         SCHEMA,
         compute,
         question="How many memories are active?",
-        lead="Line: median over prefixes; band: quartiles.",
-        how="For each sampled prefix, the share of a layer’s memories with a coefficient above 0. Coefficients of "
+        lead="The line is the median over prefixes, and the band shows the quartiles.",
+        how="The share of a layer’s memories with a coefficient above 0, for each sampled prefix. Coefficients of "
         "GELU, SiLU and gated blocks are rarely 0, so the table also has the effective number of memories: the "
         "participation ratio of |m| times the norm of the value.",
         draw=draw,
         published=published,
-        contract=("layer", *ex.QUARTILES),
     ),
     claims=(
         ex.Claim(
             "active",
             "Between 10% and 50% of a layer’s memories are active",
             "medians from 12% to 55%, inside in 15 of 16 layers",
-            "For ReLU models only. Appears if the median share of memories with m > 0 is outside 10% to 50% (with "
-            "intervals that hold for all layers at once) in at most a tenth of the layers, in part if in at most half, "
-            "otherwise it does not appear." + ex.rule_of_enough("prefixes"),
+            "For ReLU models only. The median share of memories with m > 0 is compared with 10% to 50%, with intervals "
+            "that hold for all layers at once. The claim appears if the median is outside in at most a tenth of the "
+            "layers, and in part if it is outside in at most half of them. Otherwise it does not appear."
+            + ex.rule_of_enough("prefixes"),
             few_memories_are_active,
             write=lambda share: f"{percent(share, 0)} of layers inside",
         ),
@@ -166,10 +166,10 @@ EXPERIMENT = ex.prefix_experiment(
             "active-middle",
             "Fewer memories are active in the middle of the model",
             "55% in layer 1, 12% in layer 9",
-            "For ReLU models only. Mean share of active memories, middle third minus lower third without layer 0, "
-            "paired over prefixes. Appears if the 95% interval lies below 0, in part if the drop is less than a tenth "
-            "of the published one, does not appear if it lies above 0 or within that tenth."
-            + ex.rule_of_enough("prefixes"),
+            "For ReLU models only. Mean share of active memories in the middle third of the layers minus that in the "
+            "lower third without layer 0, paired over prefixes. The claim appears if the 95% interval lies below 0, "
+            "and in part if it excludes a drop of a tenth of the published one. It does not appear if the interval "
+            "lies above 0, or if it contains 0 and excludes such a drop." + ex.rule_of_enough("prefixes"),
             active_drops_toward_the_middle,
             sign=-1,
         ),

@@ -1,7 +1,8 @@
 """Agreement (Figure 4): the share of memories whose value's top token is the token after their top-1 trigger.
 
-There are two baselines. A random token agrees with probability 1 / vocabulary. The layer's targets shuffled among its
-memories (the exact mean over all shuffles) show how much of the agreement frequent tokens explain.
+There are two baselines. A random token agrees with probability 1 / vocabulary. The other baseline shuffles the layer's
+targets among its memories, which shows how much agreement results from frequent tokens alone. It is the exact mean over
+all shuffles.
 """
 
 from dataclasses import dataclass, replace
@@ -9,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlens.experiments import experiment as ex
@@ -18,19 +18,19 @@ from memlens.progress import Progress, no_progress
 from memlens.stats import Estimate, draw as draw_sample, generator, share_interval, wilson
 from memlens.text import percent
 
-BASELINES = {"shuffled": "this model, shuffled targets", "baseline": "a random token"}  # column -> label in the chart
+BASELINES = {"shuffled": "this model, shuffled targets", "baseline": "a random token"}  # column -> label in charts
 _COLUMNS = ("memory", "max_p", "argmax", "target", "target_rank", "shuffled_rank")
 SCHEMA = ex.schema(
     "layer:int32 memories:int64 agree:int64",  # number of memories with a target, and of those that agree
     "rate low high baseline shuffled",
     "no_trigger:int64 no_next:int64",  # numbers of excluded memories
-    *ex.kind_columns("memories:int64", "agree:int64", "rate", "low", "high"),  # by kind of memory, in a mixture
+    *ex.kind_columns("memories:int64", "agree:int64", "rate", "low", "high"),  # by kind, in a mixture
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Memories of one layer, the tokens that follow their top-1 triggers, and numbers of excluded memories."""
+    """Memories of one layer, the tokens that follow their top-1 triggers, and counts of excluded memories."""
 
     memories: NDArray[Any]  # [n]: numbers of the memories
     max_p: NDArray[Any]  # [n]: highest probability in p(v)
@@ -48,41 +48,36 @@ class Targets:
         return agrees
 
     def among(self, memories: range) -> "Targets":
-        """Return the targets of some memories of the layer, with 0 as the numbers of excluded memories."""
-        chosen = (self.memories >= memories.start) & (self.memories < memories.stop)
+        """Return the targets of a range of memories. The counts of excluded memories are set to 0."""
+        mask = (self.memories >= memories.start) & (self.memories < memories.stop)
         columns = ("memories", "max_p", "argmax", "target", "rank", "shuffled_rank")
-        return replace(self, **{name: getattr(self, name)[chosen] for name in columns}, no_trigger=0, no_next=0)
+        return replace(self, **{name: getattr(self, name)[mask] for name in columns}, no_trigger=0, no_next=0)
 
 
 def read_targets(
     index: Index, layer: int, sample: int | None = None, random: np.random.Generator | None = None
 ) -> Targets:
-    """Return all memories of a layer with a target, or `sample` of them."""
-    # tables in tests may lack shuffled ranks
-    known = set(pq.read_schema(index.path("values")).names)
-    table = index.table("values", [name for name in _COLUMNS if name in known] + ["trigger_p"], [("layer", "=", layer)])
-    columns = {name: table.column(name).fill_null(-1).to_numpy() for name in _COLUMNS if name in known}
+    """Return the memories of a layer that have a target, or a random `sample` of them."""
+    table = index.table("values", [*_COLUMNS, "trigger_p"], [("layer", "=", layer)])
+    columns = {name: table.column(name).fill_null(-1).to_numpy() for name in _COLUMNS}
     triggers = pc.list_value_length(table.column("trigger_p")).to_numpy()
-    chosen = np.flatnonzero(columns["target"] >= 0)
+    rows = np.flatnonzero(columns["target"] >= 0)
     if random is not None:
-        chosen = draw_sample(chosen, sample, random)
-    memory, max_p, argmax, target, rank, shuffled = (
-        columns[name][chosen] if name in known else np.zeros(len(chosen), np.int64) for name in _COLUMNS
-    )
+        rows = draw_sample(rows, sample, random)
     no_next = int(((triggers > 0) & (columns["target"] < 0)).sum())
-    return Targets(memory, max_p, argmax, target, rank, shuffled, int((triggers == 0).sum()), no_next)
+    return Targets(*(columns[name][rows] for name in _COLUMNS), int((triggers == 0).sum()), no_next)
 
 
 def compute(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """Return one row per layer, for `sample` memories of each or all."""
+    """Return one row per layer, computed from `sample` memories of the layer or from all."""
     rows = []
     for layer in ex.layers_of(index, "agreement", progress):
         random = generator(seed, "agreement", layer)
         targets = read_targets(index, layer, sample, random)
         kinds = ex.kind_spans(index.names, layer).items()
-        told_apart = [ex.of_kind(kind, _agreement(targets.among(span))) for kind, span in kinds]
+        by_kind = [ex.of_kind(kind, _agreement(targets.among(span))) for kind, span in kinds]
         rows.append(
             {
                 "layer": layer,
@@ -91,7 +86,7 @@ def compute(
                 "shuffled": shuffled_rate(targets),
                 "no_trigger": targets.no_trigger,
                 "no_next": targets.no_next,
-                **{name: value for columns in told_apart for name, value in columns.items()},
+                **{name: value for columns in by_kind for name, value in columns.items()},
             }
         )
     return rows
@@ -153,13 +148,13 @@ def agreement_beats_chance(evidence: ex.Evidence) -> ex.Judgement:
     agree, memories = ex.pooled(rows, "agree", "memories")
     share = Estimate(agree / memories, *wilson(agree, memories))
     shuffled = sum((row.get("shuffled") or 0) * row["memories"] for row in rows) / memories
-    drawn = sum((row.get("baseline") or 0) * row["memories"] for row in rows) / memories
-    chance = max(shuffled, drawn)
+    random = sum((row.get("baseline") or 0) * row["memories"] for row in rows) / memories
+    chance = max(shuffled, random)
     theirs = [row for row in evidence.published if row["memories"]]
     published = ex.pooled(theirs, "agree", "memories")[0] / ex.pooled(theirs, "agree", "memories")[1]
     yours = f"{agree:,} of {memories:,}, {percent(share.value, 2)}"
-    is_chance = "the rate with shuffled targets" if shuffled >= drawn else "the rate of a random token"
-    judged = ex.judge_share(share, chance, is_chance, published, yours)
+    baseline = "the rate with shuffled targets" if shuffled >= random else "the rate of a random token"
+    judged = ex.judge_share(share, chance, baseline, published, yours)
     return replace(judged, measure=share.minus(chance))
 
 
@@ -179,7 +174,6 @@ EXPERIMENT = ex.Experiment(
             "never active, and those whose strongest trigger ends its sentence, are excluded. Wilson intervals.",
             draw=draw,
             published=published,
-            contract=("layer", "memories", "agree", "rate", "low", "high", "baseline"),
         ),
     ),
     needs=("values",),
@@ -195,9 +189,9 @@ EXPERIMENT = ex.Experiment(
             "agreement-chance",
             "Agreement is above chance",
             "0.7% of all memories; 0.0004% for a random token",
-            "Share of agreeing memories over all layers, Wilson interval, compared with the larger of two chance "
-            "levels: the layer’s targets shuffled among its memories, and a random token. Appears if the interval lies "
-            "above, does not appear if it lies below.",
+            "Share of memories that agree over all layers, with a Wilson interval. It is compared with the larger of "
+            "two chance levels: the layer’s targets shuffled among its memories, and a random token. The claim appears "
+            "if the interval lies above the chance level, and does not appear if it lies below.",
             agreement_beats_chance,
         ),
     ),

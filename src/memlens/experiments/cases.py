@@ -1,4 +1,4 @@
-"""Cases (Figure 11): whether a layer's output has the top token of the residual, the block, both, or neither."""
+"""Cases (Figure 11): whether the top token of a layer's output is that of the residual, the block, both or neither."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,19 +17,19 @@ CASES = ("residual", "agreement", "composition", "ffn", "reversal")
 HUES = {"residual": "c1", "composition": "c2", "agreement": "c3", "ffn": "c4", "reversal": "c5"}
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 residual:int64 ffn:int64 agreement:int64 composition:int64 reversal:int64",
-    # from layer 1 on, equal in all rows: share with the token of r; share of compositions among changes
+    # equal in all rows, without layer 0: share of outputs with the token of r; share of compositions among changes
     "kept kept_low kept_high compromises compromises_low compromises_high",
 )
 
 
-def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
-    """Return counts by layer. The five cases sum to the number of prefixes."""
+def compute(tables: "PrefixTables", seed: int) -> list[ex.Row]:
+    """Return one row per layer with the count of each case. The five counts sum to the number of prefixes."""
     from memlens.models.lens import split_cases
 
     rows: list[ex.Row] = []
-    # number of layers with each case, by prefix, without layer 0
-    times = {case: np.zeros(seen.prefixes.num_rows) for case in CASES}
-    for layer, columns in seen.by_layer():
+    # for each prefix, the number of layers with each case, without layer 0
+    times = {case: np.zeros(tables.prefixes.num_rows) for case in CASES}
+    for layer, columns in tables.by_layer():
         r, y, o = columns["residual_token"], columns["ffn_token"], columns["output_token"]
         split = split_cases(r, y, o)
         for case, holds in split.items():
@@ -89,7 +89,7 @@ def changes_are_compositions(evidence: ex.Evidence) -> ex.Judgement:
 def _with_first(
     judged: ex.Judgement, evidence: ex.Evidence, parts: Sequence[str], wholes: Sequence[str]
 ) -> ex.Judgement:
-    """Add the share of layer 0 to the reason."""
+    """Return the judgement with the share in layer 0 added to its reason."""
     first = next((row for row in evidence.rows if row["layer"] == 0), None)
     whole = 0 if first is None else sum(first[case] for case in wholes)
     if first is None or not whole:
@@ -98,7 +98,7 @@ def _with_first(
 
 
 def _share(rows: list[ex.Row], name: str, parts: Sequence[str], wholes: Sequence[str]) -> Estimate | None:
-    """Return the share from layer 1 on: from the table (paired over prefixes), or from counts for the paper's rows."""
+    """Return the share from layer 1 on. For the paper's rows, it is computed from counts."""
     rows = [row for row in ex.known_rows(rows, (), "prefixes") if row["layer"]]
     part, whole = (sum(row[case] for row in rows for case in cases) for cases in (parts, wholes))
     return ex.prefix_estimate(rows, name, lambda: Estimate(part / whole, *wilson(part, whole)) if whole else None)
@@ -113,23 +113,23 @@ EXPERIMENT = ex.prefix_experiment(
         SCHEMA,
         compute,
         question="Who decides, the residual or the layer?",
-        lead="The parts of a bar sum to all sampled prefixes.",
+        lead="Each bar contains all sampled prefixes.",
         how="Compares the top tokens of the residual r, the layer output y and their sum o. r and o are read as "
-        "predictions, y in the same way as values. Residual: o has r’s token, not y’s. Ffn: o has y’s token, not r’s. "
-        "Agreement: all three are equal. Composition: o has neither token. Reversal: r and y agree and o differs, "
-        "which is impossible for linear logits but possible with the bias of a final norm.",
+        "predictions, and y is read in the same way as values. Residual: o has the token of r but not of y. Ffn: o "
+        "has the token of y but not of r. Agreement: all three tokens are equal. Composition: o has neither token. "
+        "Reversal: r and y have the same token and o another one, which is possible only if the final norm has a "
+        "bias.",
         draw=draw,
         published=published,
-        contract=("layer", *CASES),
     ),
     claims=(
         ex.Claim(
             "residual",
             "A layer mostly keeps the residual’s prediction",
             "85% from layer 1 on",
-            "Share of prefixes and layers from layer 1 on with top(o) = top(r), including agreement; the interval "
-            "resamples prefixes. Appears if it lies above one half, does not appear if it lies below. Layer 0 is shown "
-            "separately." + ex.rule_of_enough("prefixes"),
+            "Share of prefixes and layers from layer 1 on with top(o) = top(r), including agreement. The claim appears "
+            "if the 95% interval over prefixes lies above one half, and does not appear if it lies below. Layer 0 is "
+            "shown separately." + ex.rule_of_enough("prefixes"),
             residual_is_left,
             write=percent,
         ),
@@ -137,9 +137,9 @@ EXPERIMENT = ex.prefix_experiment(
             "changes",
             "When a layer changes the prediction, the result is a compromise",
             "98.2% of changes from layer 1 on",
-            "Share of “composition” among “composition” and “ffn” from layer 1 on; the interval resamples prefixes. "
-            "Appears if it lies above one half, does not appear if it lies below. Layer 0 is shown separately."
-            + ex.rule_of_enough("prefixes"),
+            "Share of “composition” among “composition” and “ffn” from layer 1 on. The claim appears if the 95% "
+            "interval over prefixes lies above one half, and does not appear if it lies below. Layer 0 is shown "
+            "separately." + ex.rule_of_enough("prefixes"),
             changes_are_compositions,
             write=percent,
         ),

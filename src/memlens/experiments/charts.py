@@ -1,7 +1,7 @@
 """Charts of the experiments: curves, quartile bands, stacked shares and bars by depth.
 
-The paper's curve is dashed and has points of another shape. Both models share an axis: the layer if they have the same
-number of layers, otherwise relative depth, (layer + 1/2) / L.
+The paper's curve is dashed and has points of a different shape. Both models share one horizontal axis: the layer if
+they have the same number of layers, otherwise relative depth, (layer + 1/2) / L.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from memlens.stats import wilson
 
 FORMULA = "(layer + ½) / L"
 YOURS, PAPER = "this model", "the paper"
-LOG_TICKS = [digit * 10.0**power for power in range(-9, 0) for digit in (1, 3)] + [1.0]  # ticks of shares
+LOG_TICKS = [digit * 10.0**power for power in range(-9, 0) for digit in (1, 3)] + [1.0]  # ticks for shares
 
 _WHOSE = {YOURS: ("yours", "circle"), PAPER: ("paper", "square")}  # color and shape
 _DASHES = alt.Scale(domain=[YOURS, PAPER], range=[[1, 0], [6, 4]])
@@ -40,7 +40,7 @@ def curves(
     x: alt.X | None = None,
     baselines: Sequence[Row] = (),
 ) -> Any:
-    """Draw a line for each model with points, whiskers if rows have `low` and `high`, and thin lines for baselines."""
+    """Draw a line with points for each model, whiskers if rows have `low` and `high`, and thin lines for baselines."""
     base = alt.Chart(alt.Data(values=rows))
     x = x or _depth("depth", layers)
     y = _y("value", form, scale)
@@ -80,11 +80,12 @@ def bands(
 
 
 def grouped_curves(rows: list[Row], group: str, names: Sequence[str], title: str, form: str, layers: int) -> Any:
-    """Draw several curves: color and shape by group, solid for this model, dashed for the paper."""
+    """Draw one curve per group and model. Groups differ in color and shape. The paper's curves are dashed."""
     base = alt.Chart(alt.Data(values=rows))
     x = _depth("depth", layers)
     legend = alt.Legend(**_legend_columns(names))
-    hue = alt.Color(f"{group}:N", scale=_category_hues(names), legend=legend)
+    hues = alt.Scale(domain=list(names), range=[colour(hue) for hue in CATEGORIES[: len(names)]])
+    hue = alt.Color(f"{group}:N", scale=hues, legend=legend)
     forms = alt.Scale(domain=list(names), range=list(SHAPES[: len(names)]))
     shape = alt.Shape(f"{group}:N", scale=forms, legend=legend)
     shown = [("whose", ""), (group, ""), ("layer", ","), ("value", form), ("low", form), ("high", form)]
@@ -100,7 +101,7 @@ def grouped_curves(rows: list[Row], group: str, names: Sequence[str], title: str
 
 
 def stacked(rows: list[Row], group: str, hues: Mapping[str, str], title: str, layers: int) -> Any:
-    """Draw shares that sum to one as a stacked bar per layer. Rows have `from` and `to`."""
+    """Draw one stacked bar per layer from shares that sum to one. Rows have `from` and `to`."""
     scale = alt.Scale(domain=list(hues), range=[colour(hue) for hue in hues.values()])
     legend = alt.Legend(columns=3, symbolType="square")
     y = alt.Y("from:Q", title=None, scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%", tickCount=5))
@@ -144,17 +145,20 @@ def _y(field: str, form: str, scale: alt.Scale | None, ticks: Sequence[float] | 
 
 
 def _whose(rows: Sequence[Row]) -> tuple[alt.Color, alt.Shape]:
-    """Return color and shape of this model and of the paper. The legend names those that have rows."""
-    there = [whose for whose in _WHOSE if any(row["whose"] == whose for row in rows)]
-    hues, shapes = ([_WHOSE[whose][place] for whose in there] for place in (0, 1))
+    """Return the color and shape of this model and of the paper. The legend lists only models that have rows."""
+    models = [model for model in _WHOSE if any(row["whose"] == model for row in rows)]
+    hues, shapes = ([_WHOSE[model][place] for model in models] for place in (0, 1))
     return (
-        alt.Color("whose:N", scale=alt.Scale(domain=there, range=[colour(hue) for hue in hues])),
-        alt.Shape("whose:N", scale=alt.Scale(domain=there, range=shapes)),
+        alt.Color("whose:N", scale=alt.Scale(domain=models, range=[colour(hue) for hue in hues])),
+        alt.Shape("whose:N", scale=alt.Scale(domain=models, range=shapes)),
     )
 
 
 def _dash(legend: alt.Legend | None) -> Any:
-    """Dash the paper's lines. Without a legend, use a condition, because a scale would merge with other legends."""
+    """Return dashes for the paper's lines.
+
+    Without a legend, return a condition, because Vega would merge a scale with the legends of other channels.
+    """
     if legend is not None:
         return alt.StrokeDash("whose:N", scale=_DASHES, legend=legend)
     return alt.condition(f"datum.whose == '{PAPER}'", alt.value([6, 4]), alt.value([1, 0]))
@@ -168,7 +172,7 @@ def _baselines(rows: Sequence[Row], x: alt.X) -> Any:
         scale=alt.Scale(domain=names, range=_BASELINE_DASHES[: len(names)]),
         legend=alt.Legend(**_STROKE, **_legend_columns(names)),
     )
-    # A single layer is a point, not a line.
+    # draw points as well, because the line through a single layer is invisible
     line = alt.Chart(alt.Data(values=list(rows))).mark_line(
         color=colour("soft"), strokeWidth=1.5, point=alt.OverlayMarkDef(size=8, color=colour("soft"))
     )
@@ -176,19 +180,15 @@ def _baselines(rows: Sequence[Row], x: alt.X) -> Any:
 
 
 def _legend_columns(names: Sequence[str]) -> dict[str, int]:
-    """Stack long names, because a legend wider than half a page or a phone is cut off."""
+    """Return options that put long names below each other, because a wide legend is cut off on a phone."""
     return {"columns": 1} if sum(map(len, names)) > 40 else {}
-
-
-def _category_hues(names: Sequence[str]) -> alt.Scale:
-    return alt.Scale(domain=list(names), range=[colour(hue) for hue in CATEGORIES[: len(names)]])
 
 
 def _whiskers(base: Any, x: alt.X, hue: alt.Color, rows: list[Row]) -> list[Any]:
     if not any(row.get("low") is not None for row in rows):
-        return []  # Vega warns about a scale without numbers
-    known = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.5, opacity=0.6)
-    return [known.encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=hue)]
+        return []  # Vega prints a warning for a scale without numbers
+    rules = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.5, opacity=0.6)
+    return [rules.encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=hue)]
 
 
 def _points(
@@ -201,7 +201,7 @@ def _points(
     shown: Sequence[tuple[str, str]],
     rows: list[Row],
 ) -> Any:
-    """Draw points that grow under the pointer. A pointer or touch near a point is enough."""
+    """Draw points that grow if the pointer or a touch is near them."""
     near = alt.selection_point(name="near", fields=["depth", *by], nearest=True, on="pointerover", empty=False)
     return (
         base.mark_point(strokeWidth=2, fill=colour("page"), opacity=1)
@@ -218,7 +218,7 @@ def _points(
 
 
 def _tooltip(fields: Sequence[tuple[str, str]], rows: list[Row]) -> list[alt.Tooltip]:
-    """Return tooltips for the (field, format) pairs that occur in the rows. An empty format means text."""
+    """Return tooltips for those (field, format) pairs whose field occurs in the rows. An empty format means text."""
     return [
         alt.Tooltip(f"{field}:{'Q' if form else 'N'}", title=field, **({"format": form} if form else {}))
         for field, form in fields
@@ -227,21 +227,22 @@ def _tooltip(fields: Sequence[tuple[str, str]], rows: list[Row]) -> list[alt.Too
 
 
 def with_depth(rows: Iterable[Row], layers: int) -> list[Row]:
-    """Return the rows with their relative depth."""
+    """Return the rows with the relative depth of their layers."""
     return [{"depth": depth(row["layer"], layers), **row} for row in rows]
 
 
 def beside_paper(
     yours: list[Row], theirs: list[Row], model: ModelShape, column: str, keep: Sequence[str] = ("low", "high")
 ) -> list[Row]:
-    """Return this model's rows and the paper's, with the column as `value`, on one axis."""
-    wanted = ("depth", "layer", "value", *keep)
+    """Return the rows of this model and of the paper with a shared depth axis. The column becomes `value`."""
+    names = ("depth", "layer", "value", *keep)
     both = [{"whose": YOURS, **row} for row in with_depth(yours, model.layers)]
     both += [{"whose": PAPER, **row} for row in with_depth(theirs, PAPER_LAYERS)]
-    return [{"whose": row["whose"]} | {key: (row | {"value": row[column]}).get(key) for key in wanted} for row in both]
+    return [{"whose": row["whose"]} | {key: (row | {"value": row[column]}).get(key) for key in names} for row in both]
 
 
 def quartiles_beside_paper(yours: list[Row], theirs: list[Row], model: ModelShape) -> list[Row]:
+    """Return the quartiles of this model and of the paper with a shared depth axis."""
     both = [{"whose": YOURS, **row} for row in with_depth(yours, model.layers)]
     both += [{"whose": PAPER, **row} for row in with_depth(theirs, PAPER_LAYERS)]
     return [{key: row[key] for key in ("whose", "depth", "layer", *QUARTILES)} for row in both]
@@ -250,7 +251,7 @@ def quartiles_beside_paper(yours: list[Row], theirs: list[Row], model: ModelShap
 def share_panel(
     name: str, rows: list[Row], theirs: list[Row], hits: str, title: str, text: str, model: ModelShape
 ) -> Panel:
-    """Draw a share of prefixes from 0 to 1, with Wilson intervals if the table has none."""
+    """Draw a share of prefixes from 0 to 1. Rows without an interval get a Wilson interval."""
     yours = []
     for row in rows:
         low, high = wilson(row[hits], row["prefixes"])
@@ -263,42 +264,42 @@ def share_panel(
 def stacked_panel(
     name: str, rows: list[Row], group: str, hues: Mapping[str, str], whose: str, layers: int, text: str
 ) -> Panel:
-    """Draw counts by part as stacked shares."""
+    """Draw the counts of several parts as stacked shares."""
     labels = {part.replace("_", " "): hue for part, hue in hues.items()}
     return panel(name, stacked(_stack(rows, hues, group, layers), group, labels, whose, layers), text)
 
 
 def panel(name: str, chart: Any, text: str, rows: Sequence[Row] = (), column: str = "", unit: str = "") -> Panel:
-    """Return a chart with a text alternative that states where the curve of a column starts and ends."""
+    """Return a chart with a text alternative that gives the first and last value of a column."""
     return Panel(name, text + _ends(rows, column, unit) + ".", page_spec(chart))
 
 
 def table_panel(name: str, chart: Any) -> Panel:
-    """Return a chart with only the name of its table as text alternative."""
+    """Return a chart whose text alternative is the name of its table."""
     return Panel(name, f"Chart of the table {name}", page_spec(chart))
 
 
 def _ends(rows: Sequence[Row], column: str, unit: str) -> str:
-    known = [row for row in rows if column and row.get(column) is not None]
-    if not known or "layer" not in known[0]:
+    measured = [row for row in rows if column and row.get(column) is not None]
+    if not measured or "layer" not in measured[0]:
         return ""
-    first, last = known[0], known[-1]
+    first, last = measured[0], measured[-1]
 
-    def shown(value: float) -> str:
+    def write(value: float) -> str:
         return f"{100 * value:.3g}%" if unit == "%" else f"{value:.3g}"
 
-    return f": {shown(first[column])} in layer {first['layer']}, {shown(last[column])} in layer {last['layer']}"
+    return f": {write(first[column])} in layer {first['layer']}, {write(last[column])} in layer {last['layer']}"
 
 
 def _stack(rows: list[Row], names: Collection[str], group: str, layers: int) -> list[Row]:
-    """Return one row per layer and part, with the edges of its rectangle."""
+    """Return one row per layer and part with the lower and upper edge of its rectangle."""
     placed: list[Row] = []
     for row in with_depth(rows, layers):
         total, below = sum(row[name] for name in names), 0.0
         for name in names:
             share = row[name] / total if total else 0.0
             place = {"depth": row["depth"], "layer": row["layer"], "from": below, "to": below + share}
-            known = {edge: row[f"{name}_{edge}"] for edge in ("low", "high") if row.get(f"{name}_{edge}") is not None}
-            placed.append({**place, group: name.replace("_", " "), "share": share, "count": row[name], **known})
+            edges = {edge: row[f"{name}_{edge}"] for edge in ("low", "high") if row.get(f"{name}_{edge}") is not None}
+            placed.append({**place, group: name.replace("_", " "), "share": share, "count": row[name], **edges})
             below += share
     return placed

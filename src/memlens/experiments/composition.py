@@ -1,9 +1,11 @@
-"""Composition (Figure 8): how often a layer's top token is the top token of none of its memories.
+"""Composition (Figure 8): how often a layer's output has a top token that is the top token of none of its values.
 
-A prefix counts as zero if top(y) differs from the top token of every value of the layer (`zero`), or of every value
-whose memory is active, m > 0 (`zero_active`). y is read in the same way as values. For the other prefixes, the table
-has the share whose target is a stop word and the share shorter than 5 tokens, and the same shares of all prefixes.
-Prefixes at the end of a sentence have no target and are excluded from the first of these shares.
+A prefix counts as `zero` if top(y) differs from the top token of every value of the layer, and as `zero_active` if it
+differs from the top token of every value whose memory is active (m > 0). y is read in the same way as values.
+
+A memory agrees on the other prefixes. The table has the share of these prefixes whose target is a stop word, the share
+that is shorter than 5 tokens, and both shares among all prefixes. Prefixes at the end of a sentence have no target and
+are excluded from the shares of stop words.
 """
 
 from collections.abc import Callable
@@ -23,31 +25,31 @@ SHORT = 5  # prefixes with fewer tokens are short
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 zero:int64 rate low high",
     "zero_active:int64 rate_active low_active high_active",
-    "stop_words short",  # shares of stop words and short prefixes among prefixes that are not zero; null if none
+    "stop_words short",  # shares of stop words and short prefixes where a memory agrees; null if there are none
     "stop_words_all short_all",  # shares of stop words and short prefixes among all prefixes
     "without_target:int64",  # number of prefixes without a target
-    # over all layers, equal in all rows: share among agreeing prefixes minus the share among all prefixes
+    # over all layers, equal in all rows: share where a memory agrees, and that share minus the share of all prefixes
     "stop_words_pooled stop_words_excess stop_words_excess_low stop_words_excess_high",
     "short_pooled short_excess short_excess_low short_excess_high",
 )
 
 
-def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
-    """Return counts and rates with intervals, by layer."""
-    stops = seen.prefixes.column("stop_word").to_pylist()
-    known = np.array([stop is not None for stop in stops])
+def compute(tables: "PrefixTables", seed: int) -> list[ex.Row]:
+    """Return one row per layer with counts, rates and intervals."""
+    stops = tables.prefixes.column("stop_word").to_pylist()
+    has_target = np.array([stop is not None for stop in stops])
     is_stop = np.array([bool(stop) for stop in stops])
-    is_short = seen.prefixes.column("position").to_numpy() + 1 < SHORT
+    is_short = tables.prefixes.column("position").to_numpy() + 1 < SHORT
     everything = np.ones(len(stops), bool)
-    agreeing = np.zeros(len(stops))  # number of layers in which a memory agrees, by prefix
+    agreeing = np.zeros(len(stops))  # for each prefix, the number of layers in which a memory agrees
     rows: list[ex.Row] = []
-    for layer, columns in seen.by_layer():
-        some = np.asarray(columns["promoted"])
-        prefixes, zero = len(some), int((~some).sum())
+    for layer, columns in tables.by_layer():
+        agrees = np.asarray(columns["promoted"])
+        prefixes, zero = len(agrees), int((~agrees).sum())
         zero_active = int((~np.asarray(columns["promoted_active"])).sum())
         low, high = share_interval(zero, prefixes)
         low_active, high_active = share_interval(zero_active, prefixes)
-        agreeing += some
+        agreeing += agrees
         row: ex.Row = {
             "layer": layer,
             "prefixes": prefixes,
@@ -59,24 +61,28 @@ def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
             "rate_active": zero_active / prefixes,
             "low_active": low_active,
             "high_active": high_active,
-            "stop_words": _share(is_stop, some & known),
-            "short": _share(is_short, some),
-            "stop_words_all": _share(is_stop, known),
+            "stop_words": _share(is_stop, agrees & has_target),
+            "short": _share(is_short, agrees),
+            "stop_words_all": _share(is_stop, has_target),
             "short_all": _share(is_short, everything),
-            "without_target": int((~known).sum()),
+            "without_target": int((~has_target).sum()),
         }
         rows.append(row)
-    every = _excess("stop_words", is_stop[known], agreeing[known], seed) | _excess("short", is_short, agreeing, seed)
-    return [row | every for row in rows]
+    pooled = _excess("stop_words", is_stop[has_target], agreeing[has_target], seed)
+    pooled |= _excess("short", is_short, agreeing, seed)
+    return [row | pooled for row in rows]
 
 
 def _excess(name: str, holds: NDArray[np.bool_], times: NDArray[np.float64], seed: int) -> ex.Row:
-    """Return the share of prefixes [n] where a memory agrees, over all layers, and its excess over all prefixes."""
+    """Return how often a property holds where a memory agrees, and its excess over all prefixes, as columns.
+
+    `holds` [n] is whether a prefix has the property. `times` [n] is the number of layers in which a memory agrees.
+    """
     whole = float(times.sum())
     if not whole:
         return {f"{name}_pooled": None} | ex.estimate_columns(f"{name}_excess", None)
     share, base = float((holds * times).sum()) / whole, float(holds.mean())
-    # contribution of each prefix, so that the difference is a mean over prefixes
+    # the influence of each prefix on the difference, so that the difference is a mean over prefixes
     moves = share - base + (holds - share) * times * (len(times) / whole) - (holds - base)
     excess = mean_estimate(moves, generator(seed, f"composition {name}"))
     return {f"{name}_pooled": share} | ex.estimate_columns(f"{name}_excess", excess)
@@ -88,7 +94,7 @@ def _share(hits: NDArray[np.bool_], among: NDArray[np.bool_]) -> float | None:
 
 
 def published() -> list[ex.Row]:
-    # The plotted bars are multiples of 1/4,096, although the text states 4,000 prefixes.
+    # the bars in the paper are multiples of 1/4,096, although its text states 4,000 prefixes
     return [
         {"layer": layer, "prefixes": 4096, "zero": zero, "rate": zero / 4096}
         for layer, zero in enumerate(ex.paper_figures()["fig8_implied_counts"])
@@ -113,9 +119,9 @@ def outputs_are_compositions(evidence: ex.Evidence) -> ex.Judgement:
         row["layer"]: Estimate(row["zero"] / row["prefixes"], *wilson(row["zero"], row["prefixes"], z)) for row in rows
     }
     below = [layer for layer, share in shares.items() if share.high < bar]
-    reach = [layer for layer, share in shares.items() if share.low > 0.5]
+    above_half = [layer for layer, share in shares.items() if share.low > 0.5]
     least = min(shares, key=lambda layer: shares[layer].value)
-    verdict = ex.ABSENT if below else ex.APPEARS if len(reach) == len(shares) else ex.UNCLEAR
+    verdict = ex.ABSENT if below else ex.APPEARS if len(above_half) == len(shares) else ex.UNCLEAR
     where = f"{len(below)} of {len(shares)} layers" if below else "no layer"
     published = min(row["rate"] for row in evidence.published)
     return ex.Judgement(
@@ -138,7 +144,8 @@ def _judge_excess(name: str, what: str) -> Callable[[ex.Evidence], ex.Judgement]
         base = share - excess.value
         theirs = published - base  # the paper states no base rate
         if theirs <= 0:
-            verdict, where = ex.UNCLEAR, f"cannot be compared, for the base rate {percent(base)} exceeds the published"
+            verdict = ex.UNCLEAR
+            where = f"cannot be compared, because the base rate of {percent(base)} exceeds the published share"
         else:
             verdict = ex.direction(excess, theirs)
             where = ex.DIRECTIONS[verdict]
@@ -146,9 +153,9 @@ def _judge_excess(name: str, what: str) -> Callable[[ex.Evidence], ex.Judgement]
             f"{percent(share)}, base rate {percent(base)}",
             f"{ex.as_points(excess.low)} to {ex.as_points(excess.high)} relative to the base rate",
             verdict,
-            f"When a memory agrees, {what} in {percent(share)} of cases, {ex.as_points(excess.value)} compared with "
-            f"all prefixes, and {ex.as_points(theirs)} in the paper (published: {percent(published, 0)}, less the base "
-            f"rate here); the 95% interval {where}.",
+            f"When a memory agrees, {what} in {percent(share)} of cases. The excess over all prefixes is "
+            f"{ex.as_points(excess.value)}, and {ex.as_points(theirs)} in the paper ({percent(published, 0)} minus the "
+            f"base rate of this text). The 95% interval {where}.",
             excess,
         )
 
@@ -164,21 +171,22 @@ EXPERIMENT = ex.prefix_experiment(
         SCHEMA,
         compute,
         question="Does a layer’s output match a single memory?",
-        lead="High values mean that a layer’s prediction is a mixture that no single memory makes.",
+        lead="High values mean that a layer’s prediction is a mixture that no single memory produces.",
         how="The share of sampled prefixes for which the top token of the layer’s output y differs from the top token "
         "of every value in the layer; both are read in the same way. The table also has the share for active memories "
-        "only. The paper’s bars are integers over 4,096, although its text states 4,000 prefixes. Wilson intervals.",
+        "only. The bars of the paper are multiples of 1/4,096, although its text states 4,000 prefixes. Intervals are "
+        "Wilson intervals.",
         draw=draw,
         published=published,
-        contract=("layer", "prefixes", "zero", "rate", "zero_active"),
     ),
     claims=(
         ex.Claim(
             "composition",
             "In every layer, at least 68% of outputs match no single memory",
             "67% to 96% (68% in the text)",
-            "Wilson intervals that hold for all layers at once (Bonferroni). Appears if every interval reaches 68% and "
-            "lies above one half, does not appear if any interval ends below 68%." + ex.rule_of_enough("prefixes"),
+            "Wilson intervals hold for all layers at once (Bonferroni). The claim appears if every interval reaches "
+            "68% and lies above one half, and does not appear if any interval ends below 68%."
+            + ex.rule_of_enough("prefixes"),
             outputs_are_compositions,
             write=percent,
         ),
@@ -186,17 +194,18 @@ EXPERIMENT = ex.prefix_experiment(
             "stop-words",
             "When a single memory agrees, the target is often a stop word",
             "60%",
-            "Share of stop words among the targets of prefixes where a memory agrees, over all layers, minus that of "
-            "all prefixes; the interval resamples prefixes. Appears if it lies above 0, in part if it ends below a "
-            "tenth of the published excess (60% minus the base rate here), does not appear if it lies below 0 or ends "
-            "below that tenth." + ex.rule_of_enough("prefixes"),
+            "Excess: the share of stop words among the targets of prefixes where a memory agrees, over all layers, "
+            "minus the share among all prefixes, with a 95% interval over prefixes. The published excess is 60% "
+            "minus the share among all prefixes of this text. The claim appears if the interval lies above 0, and in "
+            "part if it also ends below a tenth of the published excess. It does not appear if the interval lies "
+            "below 0, or if it contains 0 and ends below that tenth." + ex.rule_of_enough("prefixes"),
             _judge_excess("stop_words", "the target is a stop word"),
         ),
         ex.Claim(
             "short-prefixes",
             "When a single memory agrees, the prefix is often short",
             "43% shorter than 5 tokens",
-            "As for stop words, with prefixes shorter than 5 tokens.",
+            "The same rule as for stop words, with prefixes shorter than 5 tokens.",
             _judge_excess("short", "the prefix is shorter than 5 tokens"),
         ),
     ),

@@ -1,4 +1,4 @@
-"""Confidence (Figure 10): the probability of the final token in the residual of a layer, softmax(r_l E)[top(o_L)].
+"""Confidence (Figure 10): the probability of the final token in a layer's residual, softmax(r_l E)[top(o_L)].
 
 The table also has the median rank of the final token (1 = top).
 """
@@ -20,11 +20,11 @@ SCHEMA = ex.schema(
 )
 
 
-def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
-    """Return quartiles over the prefixes, by layer."""
-    by_layer = dict(seen.by_layer())
+def compute(tables: "PrefixTables", seed: int) -> list[ex.Row]:
+    """Return one row per layer with quartiles over the prefixes."""
+    by_layer = dict(tables.by_layer())
     matrix = np.stack([columns["p_final"] for columns in by_layer.values()])  # [layers, prefixes]
-    depths = len(seen.index.manifest.model.memories)
+    depths = len(tables.index.manifest.model.memories)
     trend = ex.prefix_trend(matrix, list(by_layer), depths, generator(seed, "confidence trend"))
     rows = []
     for layer, columns in by_layer.items():
@@ -60,14 +60,14 @@ def confidence_grows(evidence: ex.Evidence) -> ex.Judgement:
     rows = ex.known_rows(evidence.rows, ("median",), "prefixes")
     yours = replace(evidence, rows=rows).trend("median")
     ends = [row["median"] for row in (rows[:1] + rows[-1:])]
-    words = f"median {' → '.join(map(decimal, ends))}" if ends else ""
+    change = f"median {' → '.join(map(decimal, ends))}" if ends else ""
     first = f"median {decimal(evidence.first('median') or 0)}"
     judged = ex.judge_trend(yours, evidence.theirs.trend("median"), 1, first)
-    return judged if yours is None else replace(judged, yours=words)
+    return judged if yours is None else replace(judged, yours=change)
 
 
 def decimal(value: float) -> str:
-    """Format a number with two significant digits, without an exponent above 1e-6."""
+    """Format a number with two significant digits. Only numbers below 1e-6 have an exponent."""
     if value and abs(value) < 1e-6:
         return np.format_float_scientific(value, precision=1, trim="-", exp_digits=1)
     return np.format_float_positional(value, precision=2, fractional=False, trim="-")
@@ -82,18 +82,17 @@ EXPERIMENT = ex.prefix_experiment(
         SCHEMA,
         compute,
         question="How confident is the residual?",
-        lead="Line: median over prefixes; band: quartiles. The axis is expanded near zero.",
-        how="The probability of the finally predicted token in the residual r, read as a prediction.",
+        lead="The line is the median over prefixes, and the band shows the quartiles. The axis is stretched near zero.",
+        how="The probability of the finally predicted token when the residual r is read as a prediction.",
         draw=draw,
         published=published,
-        contract=("layer", *ex.QUARTILES),
     ),
     claims=(
         ex.Claim(
             "confidence",
             "The residual’s confidence in the final token grows",
             "median .0004 → .295",
-            "Probability of the final token, paired over prefixes (for the paper: its medians). "
+            "Probability of the final token, paired over prefixes (medians for the paper). "
             + ex.RULE_OF_TRENDS
             + ex.rule_of_enough("prefixes"),
             confidence_grows,

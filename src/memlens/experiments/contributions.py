@@ -1,10 +1,11 @@
 """Contributions (beyond the paper): what blocks, attention and single memories add to the final token's logit.
 
-A constant added to all logits does not change probabilities, so shares refer to the final token's logit minus the mean
-of all logits. Feed-forward and attention of all layers, the embedding and the constant (biases after the last layer)
-sum to it. `*_share` is the sum of a part over prefixes divided by the sum of the whole, so shares sum to 1 and may be
-negative. top1, top10 and top100 are the contributions of the strongest memories. Other memories cancel part of them.
-`ffn_logit` and `attention_logit` are the same parts of the plain logit. See models.decompose for the algebra.
+A constant added to all logits does not change probabilities, so contributions refer to the final token's logit minus
+the mean of all logits. This difference is the sum of the embedding, the feed-forward and attention blocks of all layers
+and a constant (biases after the last layer). A share is the sum of a part over prefixes divided by the sum of the
+whole. Shares sum to 1 and may be negative. top1, top10 and top100 are the contributions of the strongest memories,
+which other memories partly cancel. `ffn_logit` and `attention_logit` are contributions to the logit itself. See
+models.decompose for the algebra.
 """
 
 from typing import TYPE_CHECKING
@@ -25,38 +26,37 @@ SCHEMA = ex.schema(
     *(f"{name}_share" for name in _PARTS),
     "embedding_share constant_share above_mean",  # equal in all rows; above_mean is the denominator of shares
     "ffn_logit attention_logit embedding_logit constant_logit logit",
-    *ex.kind_columns("given", "low", "high"),  # by kind of memory in a mixture, without biases
+    *ex.kind_columns("given", "low", "high"),  # by kind, in a mixture: contribution without biases
 )
 
 
-def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
-    """Return means over the prefixes, by layer."""
-    whole = float(np.mean(seen.column("above_mean")))
-    same = {
+def compute(tables: "PrefixTables", seed: int) -> list[ex.Row]:
+    """Return one row per layer with means over the prefixes."""
+    whole = float(np.mean(tables.column("above_mean")))
+    of_all_layers = {
         "above_mean": whole,
-        "embedding_share": _share(float(np.mean(seen.column("embedding"))), whole),
-        "constant_share": _share(float(np.mean(seen.column("constant"))), whole),
-        "logit": float(np.mean(seen.column("logit"))),
-        "embedding_logit": float(np.mean(seen.column("logit_embedding"))),
-        "constant_logit": float(np.mean(seen.column("logit_constant"))),
+        "embedding_share": _share(float(np.mean(tables.column("embedding"))), whole),
+        "constant_share": _share(float(np.mean(tables.column("constant"))), whole),
+        "logit": float(np.mean(tables.column("logit"))),
+        "embedding_logit": float(np.mean(tables.column("logit_embedding"))),
+        "constant_logit": float(np.mean(tables.column("logit_constant"))),
     }
     rows = []
-    for layer, columns in seen.by_layer():
+    for layer, columns in tables.by_layer():
         means = {name: float(np.mean(columns[column])) for name, column in _PARTS.items()}
         random = generator(seed, "contributions", layer)
         low, high = mean_interval(columns["ffn_above"], random)
         attention_low, attention_high = mean_interval(columns["attention_above"], random)
         rows.append(
-            {"layer": layer, "prefixes": len(columns["active"]), **means, **same}
+            {"layer": layer, "prefixes": len(columns["active"]), **means, **of_all_layers}
             | {"low": low, "high": high, "attention_low": attention_low, "attention_high": attention_high}
             | {f"{name}_share": _share(mean, whole) for name, mean in means.items()}
             | {name: float(np.mean(columns[name])) for name in ("ffn_logit", "attention_logit")}
         )
-        for kind in ex.kind_spans(seen.index.names, layer):
-            if f"{kind}_given" in columns:  # tables in tests may lack kinds
-                given = np.asarray(columns[f"{kind}_given"], np.float64)
-                low, high = mean_interval(given, random)
-                rows[-1] |= ex.of_kind(kind, {"given": float(given.mean()), "low": low, "high": high})
+        for kind in ex.kind_spans(tables.index.names, layer):
+            contributions = np.asarray(columns[f"{kind}_given"], np.float64)
+            low, high = mean_interval(contributions, random)
+            rows[-1] |= ex.of_kind(kind, {"given": float(contributions.mean()), "low": low, "high": high})
     return rows
 
 
@@ -65,7 +65,7 @@ def _share(part: float, whole: float) -> float | None:
 
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
-    """Plot the contributions of attention, of memories and of the strongest ten of them, by layer."""
+    """Plot the contributions of attention, of all memories and of the ten strongest memories by layer."""
     from memlens.experiments import charts
 
     names = {"ffn": "feed-forward", "attention": "attention", "top10": "ten strongest memories"}
@@ -90,10 +90,6 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     return [charts.panel("contributions", chart, text, rows, "ffn"), *kinds]
 
 
-def _logit(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.2f}"
-
-
 EXPERIMENT = ex.prefix_experiment(
     "contributions",
     "beyond the paper",
@@ -103,8 +99,8 @@ EXPERIMENT = ex.prefix_experiment(
         SCHEMA,
         compute,
         question="Where does the final logit come from?",
-        lead="Contributions of each layer’s attention and memories to the logit of the predicted token.",
-        how="The scale of the final norm is kept fixed, so the logit of the final token is an exact sum of parts: "
+        lead="The chart shows what each layer’s attention and memories add to the logit of the predicted token.",
+        how="With the scale of the final norm kept fixed, the logit of the final token is an exact sum of parts: "
         "embedding, attention and feed-forward blocks of every layer, and memories within a block. Parts are averaged "
         "over the sampled prefixes.",
         draw=draw,
@@ -116,7 +112,7 @@ EXPERIMENT = ex.prefix_experiment(
             ex.Column("top 1", "top1_share"),
             ex.Column("top 10", "top10_share"),
             ex.Column("top 100", "top100_share"),
-            ex.Column("ffn logit", "ffn", _logit, ("low", "high")),
+            ex.Column("ffn logit", "ffn", "{:+.2f}".format, ("low", "high")),
         ),
         {"ffn_share": "ffn", "attention_share": "attention"},
     ),

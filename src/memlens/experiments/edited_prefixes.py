@@ -1,8 +1,8 @@
-"""Coefficients of edited prefixes.
+"""Coefficients of memories on edited prefixes.
 
-Each edited prefix is run at most once, even if several memories need it. A prefix that is the beginning of another one
-is not run: attention is causal, so its coefficients are read from the longer prefix. A pass stops at the deepest layer
-that is needed.
+Each edited prefix is run at most once, even if several memories need it. If a prefix is the beginning of another one,
+only the longer prefix is run: attention is causal, so the coefficients of both can be read from it. A forward pass
+stops at the deepest layer that is needed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ if TYPE_CHECKING:
     from memlens.models.groups import CoefficientBlock
     from memlens.models.memory_model import MemoryModel
 
-_BATCHES_PER_ITEM = 4  # number of batches sent to a worker at a time
-
 
 class EditedPrefixes:
-    """A growing set of prefixes with their ids."""
+    """A set of prefixes that are numbered in the order in which they are added."""
 
     def __init__(self) -> None:
-        self._ids: dict[bytes, int] = {}  # tokens, with eight bytes each -> id
+        self._ids: dict[bytes, int] = {}  # bytes of the tokens -> id
         self._prefixes: list[NDArray[np.int64]] = []
 
     def __len__(self) -> int:
@@ -70,31 +68,30 @@ class EditedPrefixes:
             cells = {layer: (places.row[ids], places.last[ids], memories) for layer, (memories, ids) in columns.items()}
             return EditedBatch(batches[number][0], batches[number][1].tokens, cells)
 
-        numbers = range(len(batches))
-        groups = [numbers[first : first + _BATCHES_PER_ITEM] for first in numbers[::_BATCHES_PER_ITEM]]
         done, total = 0, int((deepest >= 0).sum())
         progress("local-edits", 0, total)
-        work = partial(run_edited_batches, threads=threads)
-        answers = pool.map(work, ([item(number) for number in group] for group in groups))
-        for group, coefficients in zip(groups, answers, strict=True):
-            for number, answer in zip(group, coefficients, strict=True):
-                for layer, values in answer.items():
-                    by_layer[layer][by_batch[layer][number]] = values
-                done += len(batches[number][1].sentences)
+        results = pool.map(partial(run_edited, threads=threads), map(item, range(len(batches))))
+        for number, ((_, batch), coefficients) in enumerate(zip(batches, results, strict=True)):
+            for layer, values in coefficients.items():
+                by_layer[layer][by_batch[layer][number]] = values
+            done += len(batch.sentences)
             progress("local-edits", done, total)
         return by_layer
 
     def _hosts(self) -> NDArray[np.int64]:
-        """Return, for each prefix, the prefix that is run for it: itself or the longest one that begins with it."""
+        """Return, for each prefix, the longest prefix that begins with it, which may be itself."""
         hosts = np.arange(len(self))
         ordered = sorted(self._ids)
         for tokens, longer in zip(ordered[-2::-1], ordered[:0:-1], strict=True):
-            if longer.startswith(tokens):  # in sorted order, prefixes that begin with these tokens follow directly
+            if longer.startswith(tokens):  # in sorted order, longer prefixes directly follow their beginnings
                 hosts[self._ids[tokens]] = hosts[self._ids[longer]]
         return hosts
 
     def _cut(self, deepest: NDArray[np.int64], batch_tokens: int, bos: int | None) -> list[tuple[int, Batch]]:
-        """Return pairs (deepest layer, batch). Prefixes with layer -1 are not run: another prefix covers them."""
+        """Return pairs of a deepest layer and a batch.
+
+        Prefixes with layer -1 are left out: a longer prefix covers them.
+        """
         from memlens.corpus.sentences import cut_batches
 
         batches = []
@@ -106,18 +103,22 @@ class EditedPrefixes:
 
 @dataclass(frozen=True, eq=False)
 class EditedBatch:
-    """A batch of edited prefixes. Any worker that has the model can run it."""
+    """A batch of edited prefixes, which any worker with the model can run."""
 
     deepest: int  # last layer to run
     tokens: NDArray[np.int64]  # [batch, pos]
     cells: Mapping[int, tuple[NDArray[np.int64], ...]]  # layer -> rows, positions and memories [n] to read
 
 
-def run_edited(model: MemoryModel, batch: EditedBatch) -> dict[int, NDArray[np.float64]]:
-    """Run a batch and return {layer: coefficients [n] of its cells}."""
+def run_edited(model: MemoryModel, batch: EditedBatch, threads: int) -> dict[int, NDArray[np.float64]]:
+    """Run a batch and return {layer: coefficients [n] of its cells}.
+
+    All workers use the same number of threads, so that they compute the same bits.
+    """
     import torch
 
     from memlens.models.lens import to_float64
+    from memlens.vocab.kernels import use_threads
 
     by_layer = {layer: np.zeros(len(cells[0]), np.float64) for layer, cells in batch.cells.items()}
 
@@ -129,23 +130,13 @@ def run_edited(model: MemoryModel, batch: EditedBatch) -> dict[int, NDArray[np.f
             cells = tuple(torch.from_numpy(index[inside]) for index in (rows, positions, columns))
             by_layer[layer][inside] = to_float64(block.everywhere()[cells]).numpy()
 
-    with torch.inference_mode(), model.watch(take, sorted(batch.cells)):
+    with use_threads(threads), torch.inference_mode(), model.watch(take, sorted(batch.cells)):
         model.run_to(batch.deepest, torch.from_numpy(batch.tokens))
     return by_layer
 
 
-def run_edited_batches(
-    model: MemoryModel, batches: Sequence[EditedBatch], threads: int
-) -> list[dict[int, NDArray[np.float64]]]:
-    """Run batches with this number of threads, so that all workers compute the same bits. See `run_edited`."""
-    from memlens.vocab.kernels import use_threads
-
-    with use_threads(threads):
-        return [run_edited(model, batch) for batch in batches]
-
-
 class _Places:
-    """The batch, row and last position of each prefix."""
+    """The batch in which each prefix runs, and its row and last position in this batch."""
 
     def __init__(
         self, batches: Sequence[Batch], hosts: NDArray[np.int64], lengths: NDArray[np.int64], bos: int | None
@@ -158,7 +149,7 @@ class _Places:
         self.last = lengths - (1 if bos is None else 0)
 
     def by_batch(self, prefixes: NDArray[np.int64], batches: int) -> list[NDArray[Any]]:
-        """Return, for each batch, the indices into `prefixes` that belong to it."""
+        """Return, for each batch, the indexes of those of the given prefixes that run in it."""
         order = np.argsort(self.batch[prefixes], kind="stable")
         edges = np.searchsorted(self.batch[prefixes][order], np.arange(batches + 1))
         return [order[edges[number] : edges[number + 1]] for number in range(batches)]

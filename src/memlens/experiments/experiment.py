@@ -6,10 +6,11 @@ they import torch, numba and Altair only inside the functions that compute or dr
 
 The file has three parts: claims and verdicts, the Experiment object, and helpers that several experiments share.
 
-A claim has a direction, which is judged by whether the interval of a difference excludes 0, and a size, which is shown
-next to the published size. Claims over layers are judged by the slope over relative depth and by the upper third
-against the rest, because a line hides a reversal. Layer 0 is left out and shown separately. Claims about every layer
-use intervals that hold for all layers at once. A share that the paper states is judged by equivalence with a margin.
+A claim has a direction and a size. The direction is judged by whether the interval of a difference excludes 0. The size
+is shown next to the published size. A trend over layers is judged by its slope over relative depth. The upper third of
+the layers is also compared with the others, because a straight line would hide a reversal. Layer 0 is left out of
+trends and shown separately. Claims about every layer use intervals that hold for all layers at once. A share that the
+paper states is judged by equivalence with a margin.
 """
 
 import json
@@ -34,12 +35,12 @@ Row = dict[str, Any]
 APPEARS, PARTLY, ABSENT, UNCLEAR = "appears", "appears in part", "does not appear", "cannot tell"
 SAME, UNCOMPARED = "same as shuffled network", "not compared with a shuffled network"
 NOT_APPLICABLE, NOT_JUDGED = "not applicable", "shown without a verdict"
-UNTESTED = (NOT_APPLICABLE, NOT_JUDGED)  # verdicts for claims that were not tested
+UNTESTED = (NOT_APPLICABLE, NOT_JUDGED)  # verdicts on claims that were not tested
 VERDICTS = (APPEARS, PARTLY, SAME, ABSENT, UNCLEAR, UNCOMPARED, *UNTESTED)
-SHUFFLED = "shuffled"  # the table of claims in shuffled networks
+SHUFFLED = "shuffled"  # name of the table with the claims in shuffled networks
 THIRDS = ("lower", "middle", "upper")  # thirds of the layers by depth
-FEWEST = 6  # minimum number of observations: with fewer, a median has no 95% interval
-_SMALL = 0.1  # share of the published size below which a size counts as small
+FEWEST = 6  # minimum number of observations; a median of fewer has no 95% interval
+_SMALL = 0.1  # a size below this share of the published size counts as small
 
 
 def depth(layer: int, layers: int) -> float:
@@ -57,9 +58,9 @@ def in_third(rows: Iterable[Row], which: str, layers: int) -> list[Row]:
 
 
 def estimate_of(row: Row, column: str, low: str = "low", high: str = "high") -> Estimate | None:
-    """Return a number of a row with its interval, or None if it has no interval (too few observations).
+    """Return a number of a row with its interval, or None if there were too few observations for an interval.
 
-    The paper's rows have no interval columns. There, the interval is the number itself.
+    The paper's rows have no columns for intervals. The number itself then serves as both ends of its interval.
     """
     value = row.get(column)
     below, above = (row.get(name, value) for name in (low, high))
@@ -75,10 +76,7 @@ class Evidence:
     memories: Mapping[int, int]  # layer -> number of memories
     published: list[Row] = field(default_factory=list)
     published_layers: int = 16
-    rests_at_zero: bool = True  # whether m > 0 means active, as with ReLU
-
-    def third(self, which: str) -> list[Row]:
-        return in_third(self.rows, which, self.layers)
+    rests_at_zero: bool = True  # True if inactive memories have m = 0, as with ReLU
 
     @property
     def theirs(self) -> "Evidence":
@@ -86,29 +84,30 @@ class Evidence:
         return Evidence(self.published, self.published_layers, dict.fromkeys(range(self.published_layers), 4096))
 
     def trend(self, column: str, low: str = "low", high: str = "high") -> "Trend | None":
-        """Return the trend of a number over depth without layer 0, or None if layers span half the depth or less.
+        """Return the trend of a number over depth without layer 0.
 
-        The slope is taken from the rows if they contain it (paired over the same prefixes). Otherwise, layers count as
-        independent.
+        Returns None if the measured layers span half of the depth or less. If the rows contain a slope, which is paired
+        over the same prefixes, it is used. Otherwise, the slope is fitted to the layers as independent observations.
         """
-        known = {
+        by_layer = {
             row["layer"]: estimate
             for row in self.rows
             if row["layer"] and (estimate := estimate_of(row, column, low, high))
         }
-        if len(known) < 2 or max(known) - min(known) <= (self.layers - 2) / 2:
+        if len(by_layer) < 2 or max(by_layer) - min(by_layer) <= (self.layers - 2) / 2:
             return None
-        weights = slope_weights([depth(layer, self.layers) for layer in known])
-        slope: Estimate | None = contrast(weights, list(known.values()))
+        estimates = list(by_layer.values())
+        weights = slope_weights([depth(layer, self.layers) for layer in by_layer])
+        slope: Estimate | None = contrast(weights, estimates)
         if "trend" in self.rows[0]:
             slope = estimate_of(self.rows[0], "trend", "trend_low", "trend_high")
-        first, last = min(known), max(known)
-        change = known[last].value - known[first].value
-        upper = [layer for layer in known if third(layer, self.layers) == "upper"]
+        first, last = min(by_layer), max(by_layer)
+        change = by_layer[last].value - by_layer[first].value
+        upper = [layer for layer in by_layer if third(layer, self.layers) == "upper"]
         rise = None
-        if 0 < len(upper) < len(known):
-            shares = [1 / len(upper) if layer in upper else -1 / (len(known) - len(upper)) for layer in known]
-            rise = contrast(shares, list(known.values()))
+        if 0 < len(upper) < len(by_layer):
+            weights = [1 / len(upper) if layer in upper else -1 / (len(by_layer) - len(upper)) for layer in by_layer]
+            rise = contrast(weights, estimates)
         return None if slope is None else Trend(slope, change, rise, first, last, self.layers)
 
     def first(self, column: str) -> float | None:
@@ -119,9 +118,10 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Trend:
-    """The slope of a number over relative depth, and its change from the first layer (without 0) to the last.
+    """The slope of a number over relative depth, and its change from the first layer after layer 0 to the last.
 
-    `rise` is the mean of the upper third of the layers minus the mean of the others, or None if either has no layers.
+    `rise` is the mean of the upper third of the layers minus the mean of the other layers. It is None if one of these
+    two groups is empty.
     """
 
     slope: Estimate
@@ -134,17 +134,17 @@ class Trend:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict of a table on a claim."""
+    """The verdict on a claim, with the numbers behind it."""
 
-    yours: str
-    interval: str  # interval as text; empty if the table has none
+    yours: str  # the measured number, as text
+    interval: str  # interval of this number, as text; empty if the table has none
     verdict: str
-    reason: str = ""  # reason in one sentence
-    measure: Estimate | None = None  # number that is judged, also compared with shuffled networks
-    shuffled: str = ""  # number measured in shuffled networks, as text; empty if not measured
+    reason: str = ""  # reason in full sentences
+    measure: Estimate | None = None  # the judged number, which is also compared with shuffled networks
+    shuffled: str = ""  # the same number in shuffled networks, as text; empty if it was not measured
 
     def and_also(self, words: str) -> "Judgement":
-        """Return this judgement with words added to the reason."""
+        """Return this judgement with more text at the end of its reason."""
         return replace(self, reason=f"{self.reason.removesuffix('.')}; {words}.")
 
 
@@ -153,15 +153,15 @@ def as_points(share: float) -> str:
 
 
 NOT_MEASURED = Judgement(
-    "not measured", "", UNCLEAR, "The layers needed were not measured, or with too few observations."
+    "not measured", "", UNCLEAR, "The layers of this claim were not measured, or they have too few observations."
 )
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper, the published numbers, and the rule by which it is judged.
+    """A statement of the paper, the published numbers, and the rule by which the statement is judged.
 
-    The rules were chosen with the paper's curves in view: every claim must appear for the paper's own numbers.
+    The rules were chosen so that the paper's own numbers show every claim.
     """
 
     slug: str
@@ -170,15 +170,15 @@ class Claim:
     rule: str
     judge: Callable[[Evidence], Judgement]
     table: str = ""  # the table to judge; the experiment's first table by default
-    sign: int = 1  # 1 if the measure is claimed to be large, -1 if it is claimed to be small
+    sign: int = 1  # 1 if the claim is that the measure is large, -1 if the claim is that it is small
     write: Callable[[float], str] = as_points  # formats the measure
-    target: float | None = None  # share that the claim states; None if it states only a direction
-    is_compared: bool = True  # whether the claim can be measured in shuffled networks
+    target: float | None = None  # the share that the claim states; None if the claim states only a direction
+    is_compared: bool = True  # False if the claim cannot be measured in shuffled networks
 
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim and its judgement, which is None if the table is missing."""
+    """A claim and its judgement. The judgement is None if the table is missing."""
 
     claim: Claim
     experiment: str
@@ -187,45 +187,44 @@ class JudgedClaim:
 
     @property
     def record(self) -> Row:
-        """The claim and its judgement as one flat record for JSON."""
+        """The claim and its judgement as a flat record for JSON."""
         judgement = self.judgement
         columns = {name: getattr(judgement, name) for name in ("verdict", "yours", "interval", "shuffled", "reason")}
         return {"claim": self.claim.slug, "text": self.claim.text, "published": self.claim.published, **columns}
 
 
 def compare_with_shuffled(claim: Claim, judged: Judgement, rows: Sequence[Row]) -> Judgement:
-    """Compare a claim with shuffled networks. `rows` are those of the table SHUFFLED for this claim.
+    """Compare a claim with shuffled networks. `rows` are the rows of the table SHUFFLED for this claim.
 
-    A claim that satisfies its rule appears only if it exceeds the shuffled networks. If it does not, and the trained
-    network shows no difference from 0 on the same part of the text, that part is too short to tell.
+    A claim that satisfies its rule appears only if its number exceeds that of the shuffled networks. If it does not, and
+    the trained network shows no difference from 0 on the text of the comparison, this text is too short to tell.
     """
     estimates = [estimate for row in rows if (estimate := estimate_of(row, "value"))]
     trained = estimate_of(rows[0], "trained", "trained_low", "trained_high") if rows else None
     if estimates:
         shuffled = join_networks(estimates)
-        judged = replace(judged, shuffled=f"{claim.write(shuffled.value)}")
+        judged = replace(judged, shuffled=claim.write(shuffled.value))
     if judged.verdict not in (APPEARS, PARTLY) or not claim.is_compared:
         return judged
     if not estimates or trained is None:
-        advice = "no shuffled network was measured (memlens experiment INDEX shuffled)"
-        return replace(judged, verdict=UNCOMPARED).and_also(f"{judged.verdict} by the rule, but {advice}")
+        problem = "no shuffled network was measured (run `memlens experiment INDEX shuffled`)"
+        return replace(judged, verdict=UNCOMPARED).and_also(f"{judged.verdict} by the rule, but {problem}")
     here, there = claim.write(trained.value), f"{claim.write(shuffled.low)} to {claim.write(shuffled.high)}"
-    if exceeds(claim, trained, shuffled).low > 0:
-        verdict, how = judged.verdict, "more than"
-    else:
-        verdict, how = SAME, "not distinguishable from"
-    reason = f"on the same part of the text {here}, {how} {len(estimates)} shuffled networks ({there})"
+    is_beyond = exceeds(claim, trained, shuffled).low > 0
+    verdict, relation = (judged.verdict, "beyond") if is_beyond else (SAME, "not beyond")
+    networks = f"{len(estimates)} shuffled networks ({there})"
+    reason = f"on the text of the comparison it is {here}, {relation} the range of {networks}"
     if verdict == SAME and claim.target is None and trained.times(claim.sign).low <= 0:
         verdict = UNCLEAR
-        reason += f"; that part, {rows[0]['tokens']:,} tokens, is too short to show the claim"
+        reason += f"; this text of {rows[0]['tokens']:,} tokens is too short to show the claim"
     return replace(judged, verdict=verdict).and_also(reason)
 
 
 def join_networks(estimates: Sequence[Estimate]) -> Estimate:
-    """Return the mean over networks, with the bounds that the number of another network exceeds in 5% of cases each.
+    """Return the mean over networks, with two bounds that one more network exceeds in 5% of cases each.
 
-    The variation between networks is the variance of their numbers without the part that the errors of the estimates
-    explain. The error of the mean is added. The error of the other network is not included.
+    The variation between networks is the variance of their numbers minus the part that the errors of the estimates
+    explain. The error of the mean is added. The error of the additional network is not included.
     """
     count = len(estimates)
     values = np.array([estimate.value for estimate in estimates])
@@ -241,29 +240,33 @@ def join_networks(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def exceeds(claim: Claim, trained: Estimate, shuffled: Estimate) -> Estimate:
-    """Return how far a network exceeds another in the direction of the claim, or is closer to the claimed share."""
+    """Return how far the trained network exceeds the shuffled ones in the direction of the claim.
+
+    For a claim that states a share, return how much closer the trained network is to this share.
+    """
     if claim.target is None:
         return contrast((1, -1), (trained, shuffled)).times(claim.sign)
     return contrast((-1, 1), [_distance(estimate, claim.target) for estimate in (trained, shuffled)])
 
 
 def _distance(estimate: Estimate, target: float) -> Estimate:
+    """Return the distance of an estimate from a target, with its interval."""
     low, high = sorted(abs(edge - target) for edge in (estimate.low, estimate.high))
     is_inside = estimate.low <= target <= estimate.high
     return Estimate(abs(estimate.value - target), 0.0 if is_inside else low, high)
 
 
 RULE_OF_TRENDS = (
-    "Slope over relative depth from layer 1 on; layer 0 is shown separately. Appears if the 95% interval of the slope "
-    "lies on the claimed side of 0, in part if it ends below a tenth of the published slope, does not appear if it "
-    "lies on the other side or ends below that tenth. Also does not appear if the upper third of the layers lies on "
-    "the other side of the rest, which a line through all layers would hide. Layers that span half of the depth or "
-    "less show no trend."
+    "The slope is taken over relative depth from layer 1 on. Layer 0 is shown separately. The claim appears if the 95% "
+    "interval of the slope lies on the claimed side of 0, and in part if this interval ends below a tenth of the "
+    "published slope. It does not appear if the interval lies on the other side of 0, or if it contains 0 and ends "
+    "below that tenth. It also does not appear if the upper third of the layers changes in the other direction, which "
+    "a line through all layers would hide. No trend is measured if the scanned layers span half of the depth or less."
 )
 
 
 def direction(estimate: Estimate, published: float) -> str:
-    """Judge a difference. `estimate` and `published` are positive in the direction of the claim."""
+    """Return the verdict on a difference. `estimate` and `published` are positive in the direction of the claim."""
     small = estimate.high < _SMALL * published
     if estimate.low > 0:
         return PARTLY if small else APPEARS
@@ -283,12 +286,19 @@ def judge_trend(
     theirs: Trend | None,
     sign: int,
     first: str,
-    step: tuple[bool, str] | None = None,  # whether an additional condition holds, and its description
+    step: tuple[bool, str] | None = None,
 ) -> Judgement:
-    """Judge a slope against the published one. `sign` is the published direction, `first` describes layer 0.
+    """Judge a slope against the published one.
 
-    The change is shown as last minus first layer. The slope is shown per layer, because a slope over the whole depth
-    may exceed the range of a share.
+    The change is shown as the last layer minus the first. The slope is shown per layer, because a slope over the whole
+    depth may exceed the range of a share.
+
+    Args:
+        yours: The measured trend.
+        theirs: The trend of the paper's numbers.
+        sign: The published direction, 1 or -1.
+        first: Text that describes layer 0.
+        step: Whether an additional condition holds, and its description. Without it, a claim appears only in part.
     """
     if yours is None or theirs is None:
         return NOT_MEASURED
@@ -298,7 +308,7 @@ def judge_trend(
     if verdict in (APPEARS, PARTLY) and yours.rise is not None and yours.rise.times(sign).high < 0:
         verdict = ABSENT
         rise = f"{as_points(yours.rise.value)}, {as_points(yours.rise.low)} to {as_points(yours.rise.high)}"
-        reason += f", but the upper third of the layers lies on the other side of the rest ({rise})"
+        reason += f", but the upper third of the layers differs from the others in the opposite direction ({rise})"
     if step is not None:
         holds, description = step
         reason += f"; {description}"
@@ -314,7 +324,7 @@ def judge_trend(
 
 
 def judge_difference(yours: Estimate | None, theirs: Estimate | None, sign: int, first: str, what: str) -> Judgement:
-    """Judge a difference against the published one. `sign` is the published direction, `first` describes layer 0."""
+    """Judge a difference against the published one. `sign` is the published direction and `first` describes layer 0."""
     if yours is None or theirs is None:
         return NOT_MEASURED
     verdict = direction(yours.times(sign), sign * theirs.value)
@@ -330,12 +340,12 @@ def judge_difference(yours: Estimate | None, theirs: Estimate | None, sign: int,
 
 
 def share_verdict(low: float, high: float, bar: float) -> str:
-    """Judge a claim of "more than" by whether the interval lies above the bar, below it, or contains it."""
+    """Return the verdict on the claim that a number exceeds a bar, given the ends of its interval."""
     return APPEARS if low > bar else ABSENT if high < bar else UNCLEAR
 
 
 def judge_share(share: Estimate | None, bar: float, bar_is: str, published: float | None, yours: str) -> Judgement:
-    """Judge a share against a bar, and report the published share."""
+    """Judge a share against a bar and mention the published share. `bar_is` describes the bar."""
     if share is None:
         return NOT_MEASURED
     verdict = share_verdict(share.low, share.high, bar)
@@ -351,7 +361,7 @@ def judge_share(share: Estimate | None, bar: float, bar_is: str, published: floa
 
 
 def judge_equivalence(estimate: Estimate | None, published: float, margin: float, what: str) -> Judgement:
-    """Judge a share against a published share. They agree if the interval is within `margin` of the published one."""
+    """Judge whether a share equals a published share: its interval must lie within `margin` of the published share."""
     if estimate is None:
         return NOT_MEASURED
     least, most = published - margin, published + margin
@@ -379,7 +389,7 @@ def mean_of(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def pooled(rows: Sequence[Row], hits: str, of: str) -> tuple[int, int]:
-    """Return the counts of all rows together."""
+    """Return the sums of two columns over all rows."""
     return sum(row[hits] for row in rows), sum(row[of] for row in rows)
 
 
@@ -392,10 +402,9 @@ Rows = Mapping[str, Sequence[Row]]  # the rows of an experiment's tables by name
 
 KEYS, LAYERS = "What memories hold", "How memories add up"  # titles of the two parts of the report
 SAMPLE = 4000  # default number of prefixes
-PREFIX_OPTIONS = ("validation", "stop_words")  # names of the options of the pass over prefixes
 PAPER_LAYERS, PAPER_MEMORIES = 16, 4096
-BEND = depth(9, PAPER_LAYERS)  # depth after which the paper's curve of predictions steepens (its layer 9)
-PAPER_HEAD = 20_000  # size of the head of the paper's adaptive softmax; a flat value ranks all targets in it
+BEND = depth(9, PAPER_LAYERS)  # relative depth of layer 9, from which the paper's curve of predictions is steeper
+PAPER_HEAD = 20_000  # size of the head of the paper's adaptive softmax, which contains all targets of flat values
 QUARTILES = ("q1", "median", "q3")
 
 
@@ -423,23 +432,22 @@ class Panel:
 
 @dataclass(frozen=True, eq=False)
 class ResultTable:
-    """One table of an experiment, and the text of its section."""
+    """One table of an experiment, and the text of its section in the report."""
 
     name: str
     schema: pa.Schema
-    # called with (index, model, *, seed, sample, progress), or for an experiment on prefixes with (tables, seed)
+    # called with (index, model, *, seed, sample, progress), or with (tables, seed) if the experiment is on prefixes
     compute: Callable[..., list[Row]]
     question: str
-    lead: str  # what to look for
-    how: str  # how the numbers are computed
-    figure: str = ""  # figure in the paper, if it is not that of the experiment
+    lead: str  # tells readers what to look for
+    how: str  # explains how the numbers are computed
+    figure: str = ""  # figure of the paper, if it differs from the experiment's
     draw: Callable[[list[Row], ModelShape], list[Panel]] | None = None
-    published: Callable[[], list[Row]] = list  # the rows of the paper's model
-    contract: tuple[str, ...] = ("layer",)  # columns required to show the table
+    published: Callable[[], list[Row]] = list  # returns the numbers of the paper in the same form
     command: str = ""  # command that makes the table, if it is not `memlens experiment`
-    by_people: bool = False  # whether the table is empty until people have annotated
+    by_people: bool = False  # True if the table stays empty until people have annotated memories
     below: str = ""  # sentence below the charts
-    note: Callable[[Index, list[Row]], tuple[str, str] | None] | None = None  # a label and a sentence next to the lead
+    note: Callable[[Index, list[Row]], tuple[str, str] | None] | None = None  # returns a label and a sentence
 
 
 def count(value: float | None) -> str:
@@ -456,12 +464,12 @@ def short(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of terminal output: a number, and its interval if there is one."""
+    """One column of the terminal output: a number, and its interval if it has one."""
 
     head: str
     name: str
     write: Write = percent
-    interval: tuple[str, str] | None = None  # names of the columns with the ends of the interval
+    interval: tuple[str, str] | None = None  # names of the columns that hold the ends of the interval
 
     def cell(self, row: Row) -> str:
         return self.write(row[self.name])
@@ -470,31 +478,31 @@ class Column:
         low, high = (row[name] for name in self.interval or ())
         if low is None or high is None:
             return "–"
-        # one percent sign for both ends keeps three intervals on one line
+        # a single percent sign for both ends leaves room for three intervals on one line
         return f"{self.write(low).removesuffix('%')} to {self.write(high)}"
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Terminal output of an experiment with one row per layer."""
+    """The terminal output of an experiment that has one row per layer."""
 
     columns: tuple[Column, ...]
     curves: Mapping[str, str]  # column -> label
     by_layer: Callable[[Sequence[Row]], list[Row]] = list  # converts the table to one row per layer
-    remark: Callable[[Index], str] | None = None  # text next to the sample size
-    below: Callable[[Rows], list[Any]] | None = None  # output of rich below the picture, made from the other tables
+    remark: Callable[[Index], str] | None = None  # returns a text to show next to the sample size
+    below: Callable[[Rows], list[Any]] | None = None  # returns what to print below the picture, from the other tables
 
     @classmethod
     def plain(cls, rows: Sequence[Row]) -> "Picture":
-        """Return the default output: the first numbers of the table."""
+        """Return the default output: the first four columns with numbers."""
         numbers = [name for name in (rows[0] if rows else {}) if isinstance(rows[0][name], float)][:4]
         return cls(tuple(Column(visible(name), name, short) for name in numbers), {name: name for name in numbers[:1]})
 
     def headline(self, rows: Sequence[Row]) -> list[tuple[str, list[float | None], Write]]:
-        """Return the curves: label, numbers by layer, number format."""
+        """Return each curve as a label, its numbers by layer and the number format."""
         writes = {column.name: column.write for column in self.columns}
-        shown = self.by_layer(rows)
-        return [(label, [row.get(name) for row in shown], writes[name]) for name, label in self.curves.items()]
+        layers = self.by_layer(rows)
+        return [(label, [row.get(name) for row in layers], writes[name]) for name, label in self.curves.items()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -504,30 +512,25 @@ class Experiment:
     name: str
     figure: str  # figure or table in the paper
     title: str
-    tables: tuple[ResultTable, ...]  # the first table has the experiment's name and is the one to judge claims on
-    sample_of: str = "memories per layer"  # unit of `sample`
-    sample: int | None = None  # default size of the sample; None for all
+    tables: tuple[ResultTable, ...]  # the first one has the experiment's name; claims are judged on it by default
+    sample_of: str = "memories per layer"  # what `sample` counts
+    sample: int | None = None  # default sample size; None for all
     needs: tuple[str, ...] = ()  # tables that the index must have
     uses_model: bool = False
-    maps: bool = False  # whether compute takes a `pool` to run the model on
-    tokens_run: int = 0  # approximate number of tokens run per sampled memory
-    last_layer: bool = False  # whether the model's last layer must have been scanned
-    people: str = ""  # kind of annotations that it reads (see annotations/records.py)
+    maps: bool = False  # True if `compute` takes a pool on which it runs the model
+    tokens_run: int = 0  # approximate number of tokens to run per sampled memory
+    last_layer: bool = False  # True if the model's last layer must have been scanned
+    people: str = ""  # kind of annotations that the experiment reads (see annotations/records.py)
     claims: tuple[Claim, ...] = ()
     picture: Picture | None = None
-    # replaces the picture: called with (index, rows by table, terminal width, origin of the prefixes), returns a line
-    # about the sample and the output of rich
+    # replaces the picture: called with the index, the rows by table, the width of the terminal and a description of the
+    # prefixes; returns a line about the sample and a list of renderables for rich
     terminal: Callable[[Index, Rows, int, str], tuple[str, list[Any]]] | None = None
 
     @property
     def on_prefixes(self) -> bool:
-        """Whether the experiment reads the pass over sampled prefixes."""
+        """Whether the experiment is computed from the pass over sampled prefixes."""
         return self.sample_of == "prefixes"
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """Names of further options of the computation."""
-        return PREFIX_OPTIONS if self.on_prefixes else ()
 
     @property
     def part(self) -> str:
@@ -535,7 +538,7 @@ class Experiment:
         return LAYERS if self.on_prefixes else KEYS
 
     def figure_of(self, table: ResultTable) -> str:
-        """Return the figure or table of the paper; empty for an experiment that memlens adds."""
+        """Return the figure or table of the paper, or "" for an experiment that is not in the paper."""
         return table.figure or (self.figure if self.figure.startswith(("Figure", "Section")) else "")
 
     @property
@@ -543,28 +546,28 @@ class Experiment:
         return tuple(table.name for table in self.tables)
 
     def judge(self, index: Index, rows: Callable[[str], list[Row] | None]) -> list[JudgedClaim]:
-        """Judge the claims, and compare them with shuffled networks if the index has results for such networks.
+        """Judge the claims, and compare them with shuffled networks if these were measured.
 
         `rows` returns the rows of a table, or None if it is missing.
         """
-        null = f"experiments/{SHUFFLED}"
-        measured = index.table(null).to_pylist() if self.claims and index.has(null) else []
-        return [
-            replace(judged, judgement=compare_with_shuffled(judged.claim, judged.judgement, own))
-            if judged.judgement
-            else judged
-            for judged in self.judge_rules(index, rows)
-            for own in [[row for row in measured if row["claim"] == judged.claim.slug]]
-        ]
+        table = f"experiments/{SHUFFLED}"
+        measured = index.table(table).to_pylist() if self.claims and index.has(table) else []
+        claims = []
+        for judged in self.judge_rules(index, rows):
+            if judged.judgement is not None:
+                shuffled = [row for row in measured if row["claim"] == judged.claim.slug]
+                judged = replace(judged, judgement=compare_with_shuffled(judged.claim, judged.judgement, shuffled))
+            claims.append(judged)
+        return claims
 
     def judge_rules(self, index: Index, rows: Callable[[str], list[Row] | None]) -> list[JudgedClaim]:
-        """Judge the claims by their rules alone."""
+        """Judge the claims by their rules alone, without shuffled networks."""
         model = index.manifest.model
         memories = {layer: index.memories(layer) for layer in index.layers}
         at_zero = not model.gated and (model.activation or "relu").startswith("relu")
         judged = []
         for claim in self.claims:
-            table = next(known for known in self.tables if known.name == (claim.table or self.name))
+            table = next(table for table in self.tables if table.name == (claim.table or self.name))
             table_rows = rows(table.name)
             evidence = Evidence(
                 table_rows or [], len(model.memories), memories, table.published(), PAPER_LAYERS, at_zero
@@ -574,7 +577,7 @@ class Experiment:
         return judged
 
     def charts(self, index: Index) -> list[Any]:
-        """Return the charts of the experiment's tables in an index, for a notebook."""
+        """Draw the experiment's tables of an index for a notebook. Returns Altair charts."""
         from memlens.experiments.style import notebook_chart
 
         panels: list[Panel] = []
@@ -584,7 +587,7 @@ class Experiment:
         return [notebook_chart(panel.spec) for panel in panels]
 
     def obstacle(self, index: Index) -> str | None:
-        """Return why the experiment cannot run on this index, with advice, or None if it can."""
+        """Return the reason why the experiment cannot run on this index, with advice, or None if it can run."""
         for table in self.needs:
             try:
                 index.path(table)
@@ -597,7 +600,7 @@ class Experiment:
 
 
 def schema(*groups: str) -> pa.Schema:
-    """Build a schema from `name:type` columns. [type] is a list type. A column without a type holds float64."""
+    """Return a schema from columns as `name:type`, where [type] is a list. A column without a type is float64."""
 
     def column(text: str) -> tuple[str, pa.DataType]:
         name, _, kind = text.partition(":")
@@ -608,14 +611,14 @@ def schema(*groups: str) -> pa.Schema:
 
 
 def prefix_experiment(name: str, figure: str, title: str, table: ResultTable, **rest: Any) -> Experiment:
-    """Return an experiment that is read from the pass over sampled prefixes."""
+    """Return an experiment with one table that is computed from the pass over sampled prefixes."""
     return Experiment(
         name, figure, title, (table,), sample_of="prefixes", sample=SAMPLE, needs=("values",), uses_model=True, **rest
     )
 
 
 def layers_of(index: Index, name: str, progress: Progress) -> Iterator[int]:
-    """Yield the scanned layers, with progress."""
+    """Yield the scanned layers and report progress."""
     for done, layer in enumerate(index.layers):
         progress(name, done, len(index.layers))
         yield layer
@@ -624,14 +627,14 @@ def layers_of(index: Index, name: str, progress: Progress) -> Iterator[int]:
 
 @cache
 def paper_figures() -> dict[str, Any]:
-    """Return the paper's plotted numbers by figure, read off its vector graphics. Layers count from 0."""
+    """Return the numbers in the paper's figures, which were read from its vector graphics. Layers count from 0."""
     text = files("memlens.experiments").joinpath("published_figures.json").read_text(encoding="utf-8")
     content: dict[str, Any] = json.loads(text)
     return content
 
 
 def paper_statement(name: str) -> float:
-    """Return a number that the paper states in its text but shows in no figure."""
+    """Return a number that the paper states only in its text."""
     return float(paper_figures()["stated"][name])
 
 
@@ -658,12 +661,15 @@ def estimate_columns(name: str, estimate: tuple[float, float | None, float | Non
 
 
 def prefix_trend(matrix: Any, layers: Sequence[int], depths: int, random: np.random.Generator) -> Row:
-    """Return the mean over prefixes of the slope over relative depth of numbers [layers, prefixes], from layer 1 on."""
-    rest = [place for place, layer in enumerate(layers) if layer > 0]
-    if len(rest) < 2:
+    """Return the mean slope over relative depth, with its interval, as columns.
+
+    The slope of each prefix is fitted to its numbers in `matrix` [layers, prefixes], from layer 1 on.
+    """
+    rows = [row for row, layer in enumerate(layers) if layer > 0]
+    if len(rows) < 2:
         return estimate_columns("trend", None)
-    weights = np.array(slope_weights([depth(layers[place], depths) for place in rest]))
-    return estimate_columns("trend", mean_estimate(weights @ np.asarray(matrix, np.float64)[rest], random))
+    weights = np.array(slope_weights([depth(layers[row], depths) for row in rows]))
+    return estimate_columns("trend", mean_estimate(weights @ np.asarray(matrix, np.float64)[rows], random))
 
 
 def prefix_estimate(
@@ -671,7 +677,7 @@ def prefix_estimate(
 ) -> Estimate | None:
     """Return a number that is equal in all rows, with its interval.
 
-    Returns `otherwise` for rows without the number (the paper's rows).
+    The paper's rows lack this number. For them, return the result of `otherwise`.
     """
     if not rows or name not in rows[0]:
         return otherwise() if rows else None
@@ -679,7 +685,10 @@ def prefix_estimate(
 
 
 def known_rows(rows: list[Row], columns: Sequence[str], observed: str) -> list[Row]:
-    """Return the rows with these columns and enough observations. Rows of the paper have no number of observations."""
+    """Return the rows that have these columns and at least FEWEST observations.
+
+    `observed` is the column with the number of observations. The paper's rows lack it and are always returned.
+    """
     enough = [row for row in rows if row.get(observed) is None or row[observed] >= FEWEST]
     return [row for row in enough if all(row[column] is not None for column in columns)]
 
@@ -688,17 +697,17 @@ def rule_of_enough(observed: str) -> str:
     return f" Layers with fewer than {FEWEST} {observed} are excluded."
 
 
-# Kinds of memories. The numbers of a layer describe all its memories. In a model with a router, columns such as
-# `routed_rate` next to `rate` describe each kind. In other models they are empty.
+# Kinds of memories: dense, shared or routed. The numbers of a layer describe all its memories. Columns such as
+# `routed_rate` describe one kind. They are empty for a model without a router.
 
 
 def kind_columns(*names: str) -> Iterator[str]:
-    """Yield the names of columns for every kind."""
+    """Yield the names of columns with every kind as prefix, as in `routed_rate`."""
     return (f"{kind}_{name}" for kind in KINDS for name in names)
 
 
 def kind_spans(names: MemoryNames, layer: int) -> dict[str, range]:
-    """Return {kind: range of memory numbers in a layer}; empty for a model without a router."""
+    """Return the range of memory numbers of each kind in a layer, or {} for a model without a router."""
     if not any(group.kind == "routed" for groups in names.layers.values() for group in groups):
         return {}
     spans: dict[str, range] = {}
@@ -711,14 +720,14 @@ def kind_spans(names: MemoryNames, layer: int) -> dict[str, range]:
 
 
 def of_kind(kind: str, columns: Mapping[str, object]) -> Row:
-    """Return the columns with the kind in their names."""
+    """Return the columns with the kind as prefix of their names."""
     return {f"{kind}_{name}": value for name, value in columns.items()}
 
 
 def draw_kinds(
     name: str, rows: list[Row], column: str, title: str, form: str, text: str, model: ModelShape
 ) -> list[Panel]:
-    """Return a chart with a curve for each kind; empty if the rows have no kinds."""
+    """Return a chart with one curve per kind of memory, or no chart for a model without a router."""
     from memlens.experiments import charts
 
     points = [

@@ -1,9 +1,10 @@
-"""Last layer (Section 5.2): 100 random prefixes whose last layer is a composition, to be judged by people.
+"""Last layer (Section 5.2): 100 random prefixes for which the last layer is a composition, to be judged by people.
 
-Each row has both words, the prefix, and the memories that pushed the change: those with the largest m_i (score of the
-output's token - score of the residual's token), at the scale of the final norm for the layer's output. The cosine of
-the two words' output embeddings is a hint: words count as related if it exceeds `bar`, the 95% quantile of the cosines
-of unrelated words (the first word of a change and the second word of another). Verdicts of people are also counted.
+A row has the prefix, the top token before and after the last layer, and the memories that contributed most to the
+change: those with the largest m_i (score of the new token - score of the old token), at the scale of the final norm for
+the layer's output. The cosine of the output embeddings of the two tokens is a hint. They count as related if it exceeds
+`bar`, the 95% quantile of the cosines of unrelated tokens (the old token of one change and the new token of another).
+The table also counts people's verdicts.
 """
 
 from collections import Counter
@@ -26,44 +27,44 @@ if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import PrefixTables
 
 EXAMPLES = 100
-_RELATED = 0.95  # quantile of the cosines of unrelated words
+_RELATED = 0.95  # quantile of the cosines of unrelated tokens
 _SHOWN = 5  # number of examples in the terminal
-_TEXT_TAKEN, _VERDICTS_TAKEN = 55, 24  # width of the terminal columns other than the prefix
+_TEXT_TAKEN, _VERDICTS_TAKEN = 55, 24  # widths of the other terminal columns, without and for verdicts
 SCHEMA = ex.schema(
     "layer:int32 prefix:int32 sentence:int64 position:int32 text:string",  # prefix: row of experiments/prefixes
-    "residual:int32 residual_text:string output:int32 output_text:string",  # the top tokens before and after
-    "cosine:float32 memories:[int32] pushes:[float32]",  # strongest memory first
-    "bar:float32",  # cosine above which words count as related; equal in all rows
+    "residual:int32 residual_text:string output:int32 output_text:string",  # top tokens before and after the layer
+    "cosine:float32 memories:[int32] pushes:[float32]",  # the memory with the largest push first
+    "bar:float32",  # tokens with a larger cosine count as related; equal in all rows
     "compositions:int64",  # number of compositions in the whole sample
-    "example:string related:int64 distant:int64",  # name of the example; number of people for each verdict
+    "example:string related:int64 distant:int64",  # name of the example; number of people who gave each verdict
 )
 
 
-def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
-    """Return at most 100 rows in the order of the prefixes, with people's verdicts."""
-    layers = dict(seen.by_layer())
-    if seen.last_layer not in layers:
+def compute(tables: "PrefixTables", seed: int) -> list[ex.Row]:
+    """Return at most 100 rows in the order of the prefixes, with the number of people for each verdict."""
+    layers = dict(tables.by_layer())
+    if tables.last_layer not in layers:
         raise IndexFolderError(
-            f"the model's last layer, {seen.last_layer}, was not scanned into this index; scan with it in --layers"
+            f"the model's last layer, {tables.last_layer}, is not in this index; scan again with it in --layers"
         )
-    columns = layers[seen.last_layer]
+    columns = layers[tables.last_layer]
     compositions = np.array([row for row, memories in enumerate(columns["pushers"]) if memories is not None], np.int64)
     shuffled = [cosine for cosine in columns["cosine_shuffled"] if cosine is not None]
     bar = float(np.quantile(shuffled, _RELATED)) if shuffled else None
-    places = seen.prefixes.select(["prefix", "sentence", "position", "text"]).to_pylist()
-    verdicts = _verdicts(seen.index)
+    places = tables.prefixes.select(["prefix", "sentence", "position", "text"]).to_pylist()
+    verdicts = _verdicts(tables.index)
     rows = []
     for row in draw_sample(compositions, EXAMPLES, generator(seed, "last-layer")).tolist():
         before, after = int(columns["residual_token"][row]), int(columns["output_token"][row])
-        words = {
-            "layer": seen.last_layer,
+        change = {
+            "layer": tables.last_layer,
             **places[row],
             "residual": before,
-            "residual_text": seen.vocabulary[before],
+            "residual_text": tables.vocabulary[before],
             "output": after,
-            "output_text": seen.vocabulary[after],
+            "output_text": tables.vocabulary[after],
         }
-        name = LastLayerChange.of(words).name
+        name = LastLayerChange.of(change).name
         numbers = {
             "cosine": columns["cosine"][row],
             "memories": columns["pushers"][row],
@@ -71,33 +72,33 @@ def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
             "bar": bar,
             "compositions": len(compositions),
         }
-        rows.append(words | numbers | {"example": name} | {choice: verdicts[name, choice] for choice in CHOICES})
+        rows.append(change | numbers | {"example": name} | {choice: verdicts[name, choice] for choice in CHOICES})
     return rows
 
 
 def _verdicts(index: Index) -> Counter[tuple[str, str]]:
-    """Count the people who gave each verdict on each example."""
+    """Return the number of people by example and verdict."""
     return Counter((verdict.subject, verdict.verdict) for verdict in Annotations(index).verdicts())
 
 
 @dataclass(frozen=True)
 class VerdictSummary:
-    """Majority verdicts on the examples of a table, and the mean cosine of each group."""
+    """The number of examples by majority verdict, and the mean cosine of the examples with each verdict."""
 
     examples: int
     related: int
     distant: int
-    split: int  # number of examples with equally many verdicts for both
+    split: int  # number of examples with equally many people for both verdicts
     cosine_related: float | None
     cosine_distant: float | None
 
     def __str__(self) -> str:
         judged = self.related + self.distant + self.split
-        words = f"people judged {judged} of {self.examples}: {self.distant} distant, {self.related} related"
-        words += f", {self.split} undecided" if self.split else ""
+        counts = f"people judged {judged} of {self.examples}: {self.distant} distant, {self.related} related"
+        counts += f", {self.split} undecided" if self.split else ""
         groups = ((self.cosine_distant, "distant"), (self.cosine_related, "related"))
-        means = [f"{cosine:.2f} where {name}" for cosine, name in groups if cosine is not None]
-        return words + (f"; mean cosine {', '.join(means)}" if means else "")
+        means = [f"{cosine:.2f} for {name} words" for cosine, name in groups if cosine is not None]
+        return counts + (f"; mean cosine {', '.join(means)}" if means else "")
 
 
 def summarize_verdicts(rows: Sequence[Mapping[str, Any]]) -> VerdictSummary | None:
@@ -134,15 +135,15 @@ def print_changes(index: Index, tables: ex.Rows, width: int, origin: str) -> tup
 
     rows = tables["last-layer"]
     compositions = rows[0]["compositions"] if rows else 0
-    words = f"{len(rows):,} of {compositions:,} compositions of the last layer, among {origin}"
+    sample = f"{len(rows):,} of {compositions:,} compositions of the last layer, from {origin}"
     if not rows:
-        return words, []
+        return sample, []
     edges = [-1 + step / 5 for step in range(11)]
     bins = [float(sum(low <= min(row["cosine"], 0.999) < high for row in rows)) for low, high in pairwise(edges)]
-    shown: list[Any] = [Text.assemble("cosine of the two words  -1 ", (curve(bins), "cyan"), " 1")]
+    output: list[Any] = [Text.assemble("cosine of the two words  -1 ", (curve(bins), "cyan"), " 1")]
     summary = summarize_verdicts(rows)
     if summary:
-        shown.append(Text(str(summary), "dim"))
+        output.append(Text(str(summary), "dim"))
     room = max(min(width, 160) - _TEXT_TAKEN - (_VERDICTS_TAKEN if summary else 0), 16)
     table = plain_table([">prefix", "before", "after", ">cosine", *(["verdicts"] if summary else []), "pushed by"])
     for row in rows[:_SHOWN]:
@@ -155,7 +156,7 @@ def print_changes(index: Index, tables: ex.Rows, width: int, origin: str) -> tup
             *([counts or "–"] if summary else []),
             Text(" ".join(str(index.names.name(row["layer"], memory)) for memory in row["memories"][:2]), "bold"),
         )
-    return words, [*shown, table]
+    return sample, [*output, table]
 
 
 def changes_are_distant(evidence: ex.Evidence) -> ex.Judgement:
@@ -169,8 +170,8 @@ def changes_are_distant(evidence: ex.Evidence) -> ex.Judgement:
             f"{hint} distant by the cosine hint; not judged by people",
             "",
             ex.UNCLEAR,
-            "The cosine hint is not enough: it calls 95% of unrelated words distant, but also many words that people "
-            "call related.",
+            "The cosine hint alone is not reliable: it classifies 95% of unrelated words as distant, but also many "
+            "words that people judge as related.",
         )  # fmt: skip
     share = Estimate(summary.distant / judged, *wilson(summary.distant, judged))
     yours = f"{summary.distant} of {judged} distant according to people, {hint} by the cosine hint"
@@ -189,8 +190,8 @@ EXPERIMENT = ex.prefix_experiment(
         lead="Random prefixes for which the last layer’s output is neither the residual’s nor the layer’s token. In "
         "the paper, people judged 66 of 100 changes as leading to a distant word, 34 to a related one.",
         how="A random sample of last-layer compositions: the top tokens of the residual before and after the last "
-        "feed-forward block, the cosine of their output embeddings as a hint, the memories that pushed the change, and "
-        "the numbers of people who call the two words related or distant (memlens annotate INDEX verdicts).",
+        "feed-forward block, the cosine of their output embeddings as a hint, the memories that contributed most, and "
+        "the numbers of people who judged the two words as related or distant (memlens annotate INDEX verdicts).",
         draw=draw,
         note=verdict_note,
     ),
@@ -201,11 +202,11 @@ EXPERIMENT = ex.prefix_experiment(
             "last-layer",
             "Changes of the last layer lead to distant words more often than to related ones",
             "66 distant, 34 related, by people",
-            "Share of distant words among the sampled changes that people have judged, by majority. Appears if the "
-            "Wilson interval lies above one half, does not appear if it lies below. The cosine hint alone (related: a "
-            "cosine above 95% of those of unrelated words) is not enough.",
+            "Share of changes that a majority of people judged as leading to a distant word. The claim appears if the "
+            "Wilson interval lies above one half, and does not appear if it lies below. The cosine hint alone (words "
+            "are related if their cosine exceeds 95% of those of unrelated words) is not sufficient.",
             changes_are_distant,
-            is_compared=False,  # because people judge it
+            is_compared=False,  # people do not judge shuffled networks
         ),
     ),
     terminal=print_changes,

@@ -1,13 +1,13 @@
-"""Local edits (Figure 3): the change of a coefficient when the first, the last or a random token is removed.
+"""Local edits (Figure 3): how a coefficient changes if the first, the last or a random token is removed.
 
 1. For each sampled memory and each of its top 50 triggers, run the prefix without one token. m' is the coefficient at
    the new last position.
-2. The change is (m' - m) / m, averaged over the prefixes of a memory, then over memories. m is the coefficient in the
-   index, so whole prefixes are not run again.
-3. `beside_last` is the change minus the change of the edit "last", computed memory by memory, because all edits use the
-   same memories.
+2. The change is (m' - m) / m, averaged over the prefixes of a memory, then over memories. m is read from the index, so
+   unedited prefixes are not run again.
+3. `beside_last` is the change minus the change for the edit "last". It is computed for each memory, because all edits
+   use the same memories.
 
-BOS is never removed. A prefix of one token cannot be edited. It is skipped and counted in `left_out`.
+BOS is never removed. A prefix of one token cannot be edited, so it is skipped and counted in `left_out`.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
 
 TRIGGERS = 50
-# Tokens run per trigger, for all edits together. Measured: 28 with 8 memories per layer, and 14 with 100, because they
-# share more prefixes. Batches are smaller than those of a scan and therefore slower.
+# Estimated number of tokens to run per trigger for all edits: 28 were measured with 8 memories per layer, and 14 with
+# 100 memories, which share more prefixes. The estimate is higher, because small batches run more slowly.
 EDITED_TOKENS = 30
 EDITS = ("first", "last", "random")
 
 SCHEMA = ex.schema(
     "layer:int32 edit:string change low high",  # change: mean over memories, with its interval
-    "median",  # median over memories, because a coefficient near zero can dominate the mean
+    "median",  # median over memories; a coefficient near zero can dominate the mean
     "memories:int64 prefixes:int64 left_out:int64",  # left_out: number of prefixes of one token
-    "beside_last beside_last_low beside_last_high",  # change minus that of the edit "last", over the same memories
+    "beside_last beside_last_low beside_last_high",  # change minus the change for the edit "last"
 )
 
 
 @dataclass(frozen=True, eq=False)
 class _EditableTriggers:
-    """The editable triggers of one layer's sampled memories."""
+    """The triggers of one layer's sampled memories that have more than one token."""
 
     memory: NDArray[np.int64]  # [n]: number of the memory
-    coefficient: NDArray[np.float64]  # [n]: coefficient of the whole prefix
+    coefficient: NDArray[np.float64]  # [n]: coefficient of the unedited prefix
     prefixes: NDArray[np.int64]  # [n, edits]: ids of the edited prefixes
     left_out: int
 
@@ -63,25 +63,25 @@ def compute(
     progress: Progress = no_progress,
     pool: Pool | None = None,
 ) -> list[ex.Row]:
-    """Return three rows per layer, for `sample` memories per layer (None: all memories with triggers)."""
+    """Return three rows per layer, computed from `sample` memories of the layer or from all with triggers."""
     import torch
 
     edited, batch_tokens = EditedPrefixes(), index.manifest.settings.batch_tokens
-    wanted = {layer: _edit_triggers(index, layer, seed, sample, edited) for layer in index.layers}
+    triggers = {layer: _edit_triggers(index, layer, seed, sample, edited) for layer in index.layers}
     edited_coefficients = edited.coefficients(
         SerialPool(model) if pool is None else pool,
-        {layer: (np.repeat(want.memory, len(EDITS)), want.prefixes.reshape(-1)) for layer, want in wanted.items()},
+        {layer: (np.repeat(own.memory, len(EDITS)), own.prefixes.reshape(-1)) for layer, own in triggers.items()},
         threads=torch.get_num_threads(),
         bos=index.manifest.model.bos,
         batch_tokens=batch_tokens,
         progress=progress,
     )
     rows = []
-    for layer, want in wanted.items():
-        changes = edited_coefficients[layer].reshape(-1, len(EDITS)) / want.coefficient[:, None] - 1
-        means = _by_memory(want, changes)
+    for layer, own in triggers.items():
+        changes = edited_coefficients[layer].reshape(-1, len(EDITS)) / own.coefficient[:, None] - 1
+        means = _average_by_memory(own, changes)
         random, paired = (generator(seed, f"local-edits {name}", layer) for name in ("intervals", "paired"))
-        counts = {"memories": len(means), "prefixes": len(want.memory), "left_out": want.left_out}
+        counts = {"memories": len(means), "prefixes": len(own.memory), "left_out": own.left_out}
         for edit, change in zip(EDITS, means.T, strict=True):
             median = float(np.median(change)) if len(change) else None
             row = {"layer": layer, "edit": edit, "median": median} | counts
@@ -94,6 +94,7 @@ def compute(
 def _edit_triggers(
     index: Index, layer: int, seed: int, sample: int | None, edited: EditedPrefixes
 ) -> _EditableTriggers:
+    """Draw memories of a layer and add the edits of their triggers to `edited`."""
     random = generator(seed, "local-edits", layer)
     triggers = index.table(
         "triggers",
@@ -104,7 +105,9 @@ def _edit_triggers(
     is_sampled = np.isin(columns[0], draw_sample(np.unique(columns[0]), sample, random))
     memory, coefficient, sentence, position = (column[is_sampled] for column in columns)
     editable = position > 0
-    sentences = _tokens_of(index, np.unique(sentence[editable]))
+    query = "SELECT sentence, tokens FROM {corpus} WHERE sentence IN (SELECT unnest($1::BIGINT[]))"
+    rows = index.sql(query, [np.unique(sentence[editable]).tolist()])
+    sentences = {row["sentence"]: np.array(row["tokens"], np.int64) for row in rows}
     removed = random_positions(position[editable] + 1, random)
     prefixes = [
         [edited.add(np.delete(sentences[number][: last + 1], place)) for place in (0, last, where)]
@@ -124,16 +127,9 @@ def random_positions(lengths: NDArray[Any], random: np.random.Generator) -> list
     return places
 
 
-def _tokens_of(index: Index, sentences: NDArray[Any]) -> dict[int, NDArray[np.int64]]:
-    rows = index.sql(
-        "SELECT sentence, tokens FROM {corpus} WHERE sentence IN (SELECT unnest($1::BIGINT[]))", [sentences.tolist()]
-    )
-    return {row["sentence"]: np.array(row["tokens"], np.int64) for row in rows}
-
-
-def _by_memory(want: _EditableTriggers, changes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the means over the prefixes of each memory, [memories, edits]."""
-    _, owner, counts = np.unique(want.memory, return_inverse=True, return_counts=True)
+def _average_by_memory(triggers: _EditableTriggers, changes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean change over the prefixes of each memory, [memories, edits]."""
+    _, owner, counts = np.unique(triggers.memory, return_inverse=True, return_counts=True)
     sums = [np.bincount(owner, changes[:, number], len(counts)) for number in range(len(EDITS))]
     means: NDArray[np.float64] = np.stack(sums, 1) / counts[:, None]
     return means
@@ -159,7 +155,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def by_layer(rows: Sequence[ex.Row]) -> list[ex.Row]:
-    """Return one row per layer with its edits as columns."""
+    """Return one row per layer with one column per edit."""
     layers: dict[int, ex.Row] = {}
     for row in rows:
         edit, layer = row["edit"], layers.setdefault(row["layer"], {"layer": row["layer"]})
@@ -169,29 +165,30 @@ def by_layer(rows: Sequence[ex.Row]) -> list[ex.Row]:
 
 
 def last_token_matters_most(evidence: ex.Evidence) -> ex.Judgement:
-    nearest, theirs = (_leads(one.rows) for one in (evidence, evidence.theirs))
-    if not nearest:
+    leads, theirs = (_leads(source.rows) for source in (evidence, evidence.theirs))
+    if not leads:
         return ex.NOT_MEASURED
-    mean, published = (ex.mean_of(list(one.values())) for one in (nearest, theirs))
-    certain = sum(one.widened(len(nearest)).low > 0 for one in nearest.values())
-    against = [layer for layer, one in nearest.items() if one.widened(len(nearest)).high < 0]
+    mean, published = (ex.mean_of(list(by_layer.values())) for by_layer in (leads, theirs))
+    certain = sum(lead.widened(len(leads)).low > 0 for lead in leads.values())
+    opposite = [layer for layer, lead in leads.items() if lead.widened(len(leads)).high < 0]
     verdict = ex.direction(mean, published.value)
-    verdict = ex.PARTLY if verdict == ex.APPEARS and against else verdict
-    words = f"in {certain} of {len(nearest)} layers it does beyond doubt, counted for all layers at once"
-    words += f", and not in layer {', '.join(map(str, against))}" if against else ""
-    first = f"; layer 0: {ex.as_points(nearest[0].value)}" if 0 in nearest else ""
+    verdict = ex.PARTLY if verdict == ex.APPEARS and opposite else verdict
+    layers = f"this is certain in {certain} of {len(leads)} layers, with intervals that hold for all layers at once"
+    layers += f", and the opposite is certain in layer {', '.join(map(str, opposite))}" if opposite else ""
+    first = f"; layer 0: {ex.as_points(leads[0].value)}" if 0 in leads else ""
     return ex.Judgement(
         f"{ex.as_points(mean.value)} more than the next edit",
         f"{ex.as_points(mean.low)} to {ex.as_points(mean.high)}",
         verdict,
-        f"On average over layers the last token costs {ex.as_points(mean.value)} more than the first or a random one "
-        f"({ex.as_points(published.value)} published); {words}{first}.",
+        "On average over layers, removing the last token lowers the coefficient by "
+        f"{ex.as_points(mean.value)} more than removing the first or a random token ({ex.as_points(published.value)} "
+        f"published); {layers}{first}.",
         mean,
     )
 
 
 def _leads(rows: list[ex.Row]) -> dict[int, Estimate]:
-    """Return, by layer, how much more the last token matters than the first or a random one (the minimum)."""
+    """Return, by layer, how much more the last token matters than the first and than a random one (the minimum)."""
     layers: dict[int, dict[str, ex.Row]] = {}
     for row in ex.known_rows(rows, ("change",), "memories"):
         layers.setdefault(row["layer"], {})[row["edit"]] = row
@@ -204,7 +201,7 @@ def _leads(rows: list[ex.Row]) -> dict[int, Estimate]:
 
 
 def _beside(edits: dict[str, ex.Row], edit: str) -> Estimate | None:
-    """Return the drop for the edit "last" minus the drop for another edit. The paper reports only the means."""
+    """Return how much more the edit "last" lowers coefficients than another edit. The paper reports only means."""
     if not edits.keys() >= {edit, "last"}:
         return None
     lead = edits[edit]["change"] - edits["last"]["change"]
@@ -212,12 +209,12 @@ def _beside(edits: dict[str, ex.Row], edit: str) -> Estimate | None:
 
 
 def last_token_matters_less_with_depth(evidence: ex.Evidence) -> ex.Judgement:
-    known = ex.known_rows(evidence.rows, ("change",), "memories")
+    measured = ex.known_rows(evidence.rows, ("change",), "memories")
     both = [
-        replace(one, rows=[row for row in rows if row["edit"] == "last"])
-        for one, rows in ((evidence, known), (evidence.theirs, evidence.published))
+        replace(source, rows=[row for row in rows if row["edit"] == "last"])
+        for source, rows in ((evidence, measured), (evidence.theirs, evidence.published))
     ]
-    yours, theirs = (one.trend("change") for one in both)
+    yours, theirs = (source.trend("change") for source in both)
     return ex.judge_trend(yours, theirs, 1, percent(both[0].first("change"), 0))
 
 
@@ -234,13 +231,13 @@ EXPERIMENT = ex.Experiment(
             lead="Each trigger prefix is run again without one token. The further below zero, the more that token "
             "mattered.",
             how="For a random choice of memories in each layer, the first, the last or a random token of each top "
-            "trigger prefix is removed and the model is run again. The change is (m′ − m) / m, with m′ the coefficient "
-            "at the new last position; it is averaged over a memory’s prefixes, then over memories. BOS is never "
-            "removed, and a prefix of one token is left out. Intervals: over memories (Student’s for few, a bootstrap "
-            "else); beside_last is the change less that of the last token, of the same memories.",
+            "trigger prefix is removed and the model is run again. The change is (m′ − m) / m, with m′ the "
+            "coefficient at the new last position. It is averaged over a memory’s prefixes, then over memories. BOS "
+            "is never removed, and a prefix of one token is left out. Intervals are over memories: t-intervals for "
+            "fewer than 30 memories, bootstrap intervals otherwise. beside_last is the change minus the change for "
+            "the last token, over the same memories.",
             draw=draw,
             published=published,
-            contract=("layer", "edit", "change", "low", "high"),
         ),
     ),
     sample=100,
@@ -252,10 +249,10 @@ EXPERIMENT = ex.Experiment(
             "last-token",
             "Removing the last token of a trigger hurts most",
             "largest drop in all 16 layers, by 47 points more than the next",
-            "Change without the first or a random token, whichever is nearer, less that without the last, of the same "
-            "memories. Appears if the 95% interval of the mean over layers lies above 0 and no layer shows the "
-            "opposite (intervals that hold for all layers at once); in part if one does; does not if the mean lies "
-            "below 0." + ex.rule_of_enough("memories"),
+            "Change without the first or a random token (whichever is closer) minus the change without the last token, "
+            "over the same memories. The claim appears if the 95% interval of the mean over layers lies above 0 and no "
+            "layer shows the opposite, with intervals that hold for all layers at once. It appears in part if a layer "
+            "shows the opposite, and does not appear if the mean lies below 0." + ex.rule_of_enough("memories"),
             last_token_matters_most,
         ),
         ex.Claim(

@@ -1,14 +1,15 @@
 """Patterns (Figure 2): the kinds of pattern of the trigger prefixes of a layer.
 
-A prefix is shallow, semantic, both or not covered, depending on the patterns listed for it. Automatic patterns are
-counted for all memories (or a sample), people's patterns for the memories they labeled, separately for each person who
-has finished. Intervals are over memories, because the prefixes of one memory are not independent. If all memories are
-equal, they are Wilson intervals with memories as observations.
+A trigger prefix is shallow, semantic, both or not covered, depending on the patterns that it has. Automatic patterns
+are counted for all memories or for a sample. People's patterns are counted for the memories that they labeled,
+separately for each person who has finished labeling. Intervals are over memories, because the prefixes of one memory
+are not independent. If the share is equal for all memories, the interval is Wilson's, with memories as observations.
 
-Automatic patterns divide the semantic prefixes: `beyond` if one of their patterns was tested against prefixes with the
-same last tokens (topics), otherwise `implied` by the last word (its class or list names a subject, such as months;
-classes of function words are wording). `paper_kinds` counts only patterns of the kinds that the paper's annotators
-used: recurring words and subjects, without forms of words, positions in the sentence or lists of function words.
+The semantic prefixes of automatic patterns are divided in two parts. Subjects `beyond` the last word come from topics,
+which are tested against prefixes with the same last tokens. Subjects `implied` by the last word come from a class or
+list of words that names a subject, such as months. Classes of function words count as wording. `paper_kinds` counts
+only the kinds of patterns that the paper's annotators used: recurring words and subjects, but not forms of words,
+positions in the sentence or lists of function words.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memlens.annotations.records import LABELS, Annotations
 from memlens.experiments import experiment as ex
@@ -29,7 +29,7 @@ from memlens.stats import Estimate, draw as draw_sample, generator, ratio_estima
 from memlens.text import cut_right, percent, plain_table, visible
 
 KINDS = ("shallow", "semantic", "both", "not_covered")
-SHALLOW, IMPLIED, BEYOND = "shallow", "implied", "beyond"  # bands of patterns
+SHALLOW, IMPLIED, BEYOND = "shallow", "implied", "beyond"  # bands: a pattern belongs to one of them
 HUES = {"shallow": "c1", "both": "c3", "semantic": "c2", "not_covered": "c5"}
 BANDS = {"shallow": "c1", "both": "c3", "implied by the last word": "c4", "beyond the last word": "c2"} | {
     "not_covered": "c5"
@@ -41,10 +41,10 @@ GRAMMAR = frozenset(
         "a form of have", "an article", "a demonstrative", "a preposition", "a conjunction", "a word of amount",
         "a word of frequency", "a word of degree", "a word of approximation", "a closing mark", "a mark",
     )
-)  # fmt: skip # lists of words without a subject
+)  # fmt: skip # names of word lists that have no subject
 READERS = (
-    "Subjects are partly read into any text: a reader who did not know which triggers were real named 66 subjects for "
-    "triggers that had been swapped for prefixes with the same last tokens, and 75 to 80 for the real ones."
+    "People see subjects in almost any text. A reader who did not know which triggers were real named 75 to 80 "
+    "subjects for real triggers, and 66 for triggers that had been swapped for prefixes with the same last tokens."
 )
 _PAPER_KINDS = {"shallow": "shallow", "shallow+semantic": "both", "semantic": "semantic", "not-covered": "not_covered"}
 _NAME = 15  # width of an annotator's name in the terminal
@@ -52,7 +52,7 @@ _TOP = 25
 _EVERY = 0.95
 
 _COLUMNS = (
-    "layer:int32 memories:int64 patterned_memories:int64",  # patterned_memories: those with at least one pattern
+    "layer:int32 memories:int64 patterned_memories:int64",  # patterned_memories: memories with at least one pattern
     "patterns:int64 prefixes:int64",
     *(f"{kind}:int64" for kind in KINDS),
     *(f"{kind}_{edge}" for kind in KINDS for edge in ("low", "high")),
@@ -62,8 +62,9 @@ SCHEMA = ex.schema(
     *_COLUMNS,
     "implied:int64 beyond:int64",  # parts of `semantic`
     *(f"{kind}_{edge}" for kind in (IMPLIED, BEYOND) for edge in ("low", "high")),
-    "paper_kinds_memories:int64 paper_kinds:int64 paper_kinds_low paper_kinds_high",  # memories, prefixes, their share
-    "senses auroc auroc_same_token",  # senses: mean over memories with a pattern; others: means over patterns
+    "paper_kinds_memories:int64 paper_kinds:int64",  # memories and prefixes with a pattern of the paper's kinds
+    "paper_kinds_low paper_kinds_high",  # interval of the share of these prefixes
+    "senses auroc auroc_same_token",  # senses: mean over memories with a pattern; AUROCs: means over patterns
     *ex.kind_columns("memories:int64", "patterned_memories:int64", "patterned", "low", "high"),  # in a mixture
 )
 PEOPLE_SCHEMA = ex.schema("annotator:string", *_COLUMNS)
@@ -80,21 +81,22 @@ class Listed(NamedTuple):
 def compute(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """Return automatic patterns: one row per layer, for `sample` memories of each or all that have triggers."""
+    """Return one row per layer on automatic patterns of `sample` memories, or of all memories with triggers."""
     top = index.manifest.patterns.top if index.manifest.patterns else _TOP
     rows = []
     for layer in ex.layers_of(index, "patterns", progress):
         random = generator(seed, "patterns", layer)
         filled = _filled(index, layer, top)
-        chosen = draw_sample(np.array(sorted(filled), np.int64), sample, random).tolist()
-        listed: dict[int, list[Listed]] = {memory: [] for memory in chosen}
-        found = []
+        sampled = draw_sample(np.array(sorted(filled), np.int64), sample, random).tolist()
+        listed: dict[int, list[Listed]] = {memory: [] for memory in sampled}
+        pattern_rows = []
         for row in index.stream("SELECT * FROM {patterns} WHERE layer = $1 AND kind <> $2", [layer, NEXT]):
             if row["memory"] in listed:
                 listed[row["memory"]].append(Listed(band_of(row), row["prefixes"], is_of_paper(row)))
-                found.append(row)
-        memories = [(filled[m], patterns) for m, patterns in listed.items()]
-        rows.append({"layer": layer, **_summary(memories, random), **_divided(memories, random), **_scores(found)})
+                pattern_rows.append(row)
+        memories = [(filled[memory], patterns) for memory, patterns in listed.items()]
+        rows.append({"layer": layer, **_summarize(memories, random)})
+        rows[-1] |= _divide(memories, random) | _average_scores(pattern_rows)
         for kind, span in ex.kind_spans(index.names, layer).items():
             rows[-1] |= ex.of_kind(
                 kind, _patterned([patterns for memory, patterns in listed.items() if memory in span])
@@ -121,36 +123,36 @@ def band_of(pattern: ex.Row) -> str:
 
 
 def is_of_paper(pattern: ex.Row) -> bool:
-    """Return True for recurring words and subjects, the kinds that the paper's annotators used."""
+    """Return True if the pattern is a recurring word or a subject, as the paper's annotators used them."""
     return band_of(pattern) != SHALLOW or pattern["pattern"].partition(":")[0] in WORDINGS
 
 
 def _patterned(memories: Sequence[Sequence[Listed]]) -> ex.Row:
-    """Count the memories that have a pattern, with their share and its interval."""
+    """Return the number of memories that have a pattern, and their share with its interval, as columns."""
     count, patterned = len(memories), sum(bool(listed) for listed in memories)
     low, high = share_interval(patterned, count)
     share = patterned / count if count else None
     return {"memories": count, "patterned_memories": patterned, "patterned": share, "low": low, "high": high}
 
 
-def _scores(patterns: Sequence[ex.Row]) -> ex.Row:
-    """Return senses per memory with patterns, and mean scores on held-out triggers."""
+def _average_scores(patterns: Sequence[ex.Row]) -> ex.Row:
+    """Return the number of senses per memory with patterns, and mean scores on held-out triggers, as columns."""
     senses = {(row["memory"], row.get("sense")) for row in patterns}
     memories = {memory for memory, _ in senses}
     means: ex.Row = {"senses": len(senses) / len(memories) if memories else None}
     for name in ("auroc", "auroc_same_token"):
-        known = [row[name] for row in patterns if row.get(name) is not None]
-        means[name] = sum(known) / len(known) if known else None
+        scores = [row[name] for row in patterns if row.get(name) is not None]
+        means[name] = sum(scores) / len(scores) if scores else None
     return means
 
 
 def compute_people(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """Return people's patterns: one row per layer and person who has finished."""
+    """Return one row per layer on the patterns of each person who has finished labeling."""
     annotations = Annotations(index)
-    labels, drawn = annotations.labels(), annotations.sample
-    top = drawn.top if drawn else _TOP
+    labels = annotations.labels()
+    top = annotations.sample.top if annotations.sample else _TOP
     rows = []
     for number, person in enumerate(sorted({label.annotator for label in labels})):
         for layer in index.layers:
@@ -165,68 +167,72 @@ def compute_people(
                     for label in of_layer
                 ]
                 random = generator(seed, f"patterns-people-{number}", layer)
-                rows.append({"annotator": person, "layer": layer, **_summary(memories, random)})
+                rows.append({"annotator": person, "layer": layer, **_summarize(memories, random)})
     return rows
 
 
 def _filled(index: Index, layer: int, top: int) -> dict[int, int]:
-    """Return {memory with triggers: number of its first `top` triggers} of a layer."""
+    """Return the number of triggers of each memory of a layer that has triggers, up to `top`."""
     query = (
         """SELECT memory, count(*) AS n FROM {triggers} WHERE layer = $1 AND "end" = 'top' AND rank < $2 GROUP BY 1"""
     )
     return {row["memory"]: row["n"] for row in index.sql(query, [layer, top])}
 
 
-def _summary(memories: list[tuple[int, list[Listed]]], random: np.random.Generator) -> ex.Row:
-    counts = np.array([_kinds(filled, listed) for filled, listed in memories], np.int64).reshape(-1, len(KINDS))
-    low, high = _intervals(counts, random)
+def _summarize(memories: list[tuple[int, list[Listed]]], random: np.random.Generator) -> ex.Row:
+    """Return the numbers of memories, patterns and prefixes by kind, as columns.
+
+    `memories` are pairs of the number of a memory's triggers and its patterns.
+    """
     row: ex.Row = {
         "memories": len(memories),
         "patterned_memories": sum(bool(listed) for _, listed in memories),
         "patterns": sum(len(listed) for _, listed in memories),
-        "prefixes": int(counts.sum()),
+        "prefixes": sum(filled for filled, _ in memories),
     }
-    for place, kind in enumerate(KINDS):
-        row |= {kind: int(counts[:, place].sum()), f"{kind}_low": low[place], f"{kind}_high": high[place]}
-    listed = np.array([len(listed) for _, listed in memories])
-    each = ratio_estimate(listed, np.ones(len(memories)), random, bounds=None)
+    row |= _count_prefixes(memories, KINDS, random)
+    patterns = np.array([len(listed) for _, listed in memories])
+    each = ratio_estimate(patterns, np.ones(len(memories)), random, bounds=None)
     return row | ex.estimate_columns("each", each)
 
 
-def _divided(memories: list[tuple[int, list[Listed]]], random: np.random.Generator) -> ex.Row:
-    """Divide the semantic prefixes into IMPLIED and BEYOND, and count patterns of the paper's kinds."""
-    counts = np.array([_divide(listed) for _, listed in memories], np.int64).reshape(-1, 3)
+def _divide(memories: list[tuple[int, list[Listed]]], random: np.random.Generator) -> ex.Row:
+    """Return the numbers of IMPLIED and BEYOND prefixes, and of prefixes of the paper's kinds, as columns."""
+    patterned = sum(any(pattern.is_of_paper for pattern in listed) for _, listed in memories)
+    return {"paper_kinds_memories": patterned} | _count_prefixes(memories, (IMPLIED, BEYOND, "paper_kinds"), random)
+
+
+def _count_prefixes(
+    memories: list[tuple[int, list[Listed]]], names: Sequence[str], random: np.random.Generator
+) -> ex.Row:
+    """Return the number of prefixes with each name, and the interval of their share, as columns."""
+    counts = [_count_of_memory(filled, listed) for filled, listed in memories]
     wholes = np.array([filled for filled, _ in memories], np.int64)
-    row: ex.Row = {"paper_kinds_memories": sum(any(one.is_of_paper for one in listed) for _, listed in memories)}
-    for name, column in zip((IMPLIED, BEYOND, "paper_kinds"), counts.T, strict=True):
+    row: ex.Row = {}
+    for name in names:
+        column = np.array([of_memory[name] for of_memory in counts], np.int64)
         share = ratio_estimate(column, wholes, random)
         low, high = (None, None) if share is None else (max(share.low, 0.0), min(share.high, 1.0))
         row |= {name: int(column.sum()), f"{name}_low": low, f"{name}_high": high}
     return row
 
 
-def _ranks(listed: list[Listed], *bands: str) -> set[int]:
-    return {rank for one in listed if one.band in bands for rank in one.ranks}
-
-
-def _divide(listed: list[Listed]) -> list[int]:
-    """Count a memory's prefixes that are semantic only, IMPLIED and BEYOND, and those of the paper's kinds."""
-    beyond = _ranks(listed, BEYOND) - _ranks(listed, SHALLOW)
-    implied = _ranks(listed, IMPLIED) - _ranks(listed, SHALLOW) - beyond
-    return [len(implied), len(beyond), len({rank for one in listed if one.is_of_paper for rank in one.ranks})]
-
-
-def _kinds(filled: int, listed: list[Listed]) -> list[int]:
-    """Count a memory's prefixes of each kind, in the order of KINDS."""
-    shallow, semantic = _ranks(listed, SHALLOW), _ranks(listed, IMPLIED, BEYOND)
-    covered = [len(shallow - semantic), len(semantic - shallow), len(shallow & semantic)]
-    return [*covered, filled - sum(covered)]
-
-
-def _intervals(counts: NDArray[np.int64], random: np.random.Generator) -> tuple[list[Any], list[Any]]:
-    """Return 95% intervals of the shares of kinds, from counts [memories, kinds]."""
-    shares = [ratio_estimate(column, counts.sum(1), random) for column in counts.T]
-    return [share and max(share.low, 0.0) for share in shares], [share and min(share.high, 1.0) for share in shares]
+def _count_of_memory(filled: int, listed: list[Listed]) -> dict[str, int]:
+    """Return the numbers of a memory's prefixes by kind, of each part of `semantic`, and of the paper's kinds."""
+    shallow, implied, beyond = (
+        {rank for pattern in listed if pattern.band == band for rank in pattern.ranks}
+        for band in (SHALLOW, IMPLIED, BEYOND)
+    )
+    semantic = implied | beyond
+    return {
+        "shallow": len(shallow - semantic),
+        "semantic": len(semantic - shallow),
+        "both": len(shallow & semantic),
+        "not_covered": filled - len(shallow | semantic),
+        IMPLIED: len(implied - beyond - shallow),
+        BEYOND: len(beyond - shallow),
+        "paper_kinds": len({rank for pattern in listed if pattern.is_of_paper for rank in pattern.ranks}),
+    }
 
 
 def published() -> list[ex.Row]:
@@ -262,7 +268,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def draw_people(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
-    """Plot one panel per person."""
+    """Draw one chart per person."""
     people = list(dict.fromkeys(row["annotator"] for row in rows))
     return [
         _panel(
@@ -283,7 +289,7 @@ def _panel(name: str, rows: list[ex.Row], whose: str, layers: int) -> ex.Panel:
 
 
 def by_layer(rows: Sequence[ex.Row]) -> list[ex.Row]:
-    """Return the rows with counts of prefixes as shares."""
+    """Return the rows with shares instead of counts of prefixes."""
     parts = (IMPLIED, BEYOND, "paper_kinds")
     totals = [sum(row[kind] for kind in KINDS) for row in rows]
     return [
@@ -307,7 +313,7 @@ _DIVIDED = (
 
 
 def print_people(tables: ex.Rows) -> list[Any]:
-    """Print the labels of people who have finished."""
+    """Return a table of the labels of people who have finished labeling."""
     from rich.text import Text
 
     people = by_layer(tables.get("patterns-people", ()))
@@ -317,27 +323,24 @@ def print_people(tables: ex.Rows) -> list[Any]:
     for row in people:
         cells = [str(row["layer"]), f"{row['memories']:,}", *(column.cell(row) for column in _CELLS)]
         table.add_row(Text(cut_right(visible(row["annotator"]), _NAME)), *cells)
-    return ["labels of people who have finished", table]
+    return ["labels by people who have finished labeling", table]
 
 
 def false_discoveries(index: Index, rows: list[ex.Row]) -> tuple[str, str] | None:
-    noted = index.manifest.patterns
-    return ("false discoveries", " ".join(describe_chance(noted))) if noted else None
+    note = index.manifest.patterns
+    return ("false discoveries", " ".join(describe_chance(note))) if note else None
 
 
-def rate_of_chance(index: Index) -> str:
-    noted = index.manifest.patterns
-    return (
-        f"false discovery rate {noted.rate:.2g}; implied and beyond: semantic by or beyond the last word"
-        if noted
-        else ""
-    )
+def false_discovery_rate(index: Index) -> str:
+    note = index.manifest.patterns
+    legend = "implied, beyond: the subject is implied by the last word, or goes beyond it"
+    return f"false discovery rate {note.rate:.2g}; {legend}" if note else ""
 
 
 def _trends(evidence: ex.Evidence, kind: str) -> list[ex.Trend | None]:
-    """Return the trend of the share of a kind, here and in the paper."""
-    both = (replace(one, rows=by_layer(one.rows)) for one in (evidence, evidence.theirs))
-    return [one.trend(kind, f"{kind}_low", f"{kind}_high") for one in both]
+    """Return the trend of the share of a kind in this model and in the paper's."""
+    both = (replace(source, rows=by_layer(source.rows)) for source in (evidence, evidence.theirs))
+    return [source.trend(kind, f"{kind}_low", f"{kind}_high") for source in both]
 
 
 def shallow_falls(evidence: ex.Evidence) -> ex.Judgement:
@@ -347,12 +350,12 @@ def shallow_falls(evidence: ex.Evidence) -> ex.Judgement:
 
 
 def semantic_rises(evidence: ex.Evidence) -> ex.Judgement:
-    """Judge the direction on subjects beyond the last word, and the size on all semantic prefixes.
+    """Judge the direction by subjects beyond the last word, and the size by all semantic prefixes.
 
-    The paper's annotators did not separate the two.
+    The paper's annotators did not separate these two groups.
     """
     rows = by_layer(evidence.rows)
-    kind = BEYOND if rows and BEYOND in rows[0] else "semantic"  # the paper reports only the sum
+    kind = BEYOND if rows and BEYOND in rows[0] else "semantic"  # the paper's rows have only the sum
     (beyond, _), (yours, theirs) = _trends(evidence, kind), _trends(evidence, "semantic")
     if yours is None or theirs is None:
         return ex.NOT_MEASURED
@@ -360,10 +363,10 @@ def semantic_rises(evidence: ex.Evidence) -> ex.Judgement:
     small = ex.direction(yours.slope, theirs.slope.value) != ex.APPEARS
     verdict = ex.PARTLY if judged.verdict == ex.APPEARS and small else judged.verdict
     upper = [row for row in ex.in_third(rows, "upper", evidence.layers) if row["semantic"] is not None]
-    more = sum(row["semantic"] - row["shallow"] for row in upper) / max(len(upper), 1)
+    excess = sum(row["semantic"] - row["shallow"] for row in upper) / max(len(upper), 1)
     return replace(judged, verdict=verdict).and_also(
-        f"with subjects that the last word implies {ex.as_points(yours.change)}; "
-        f"semantic minus shallow in the upper third {ex.as_points(more)}"
+        f"{ex.as_points(yours.change)} including subjects that the last word implies; "
+        f"semantic minus shallow in the upper third: {ex.as_points(excess)}"
     )
 
 
@@ -375,20 +378,20 @@ def every_key_has_one(evidence: ex.Evidence) -> ex.Judgement:
     share = Estimate(patterned / memories, *wilson(patterned, memories))
     judged = ex.judge_share(share, _EVERY, "the threshold for “every”", 1.0, f"{patterned:,} of {memories:,}")
     of_any_kind = percent(ex.pooled(rows, "patterned_memories", "memories")[0] / memories)
-    return judged.and_also(f"with the other kinds of memlens: {of_any_kind}")
+    return judged.and_also(f"{of_any_kind} have a pattern of any kind that memlens finds")
 
 
 def patterns_a_key(evidence: ex.Evidence) -> ex.Judgement:
-    known = [estimate for row in evidence.rows if (estimate := ex.prefix_estimate([row], "each"))]
-    if not known:
+    estimates = [estimate for row in evidence.rows if (estimate := ex.prefix_estimate([row], "each"))]
+    if not estimates:
         return ex.NOT_MEASURED
-    mean = ex.mean_of(known)
+    mean = ex.mean_of(estimates)
     return ex.Judgement(
         f"{mean.value:.2f} per key",
         f"{mean.low:.2f} to {mean.high:.2f}",
         ex.NOT_JUDGED,
-        "The number of patterns depends on the kinds that are looked for and on how fine they are, so it is shown "
-        "without a verdict.",
+        "The number of patterns depends on which kinds are searched for and on how finely they are divided, so it is "
+        "shown without a verdict.",
         mean,
     )
 
@@ -403,10 +406,14 @@ def triggers_are_covered(evidence: ex.Evidence) -> ex.Judgement:
     mean, least, most = ex.mean_of(shares), *(ex.paper_statement(f"covered_{end}") for end in ("least", "most"))
     judged = ex.judge_share(mean, least, "the lowest published share", None, f"{percent(mean.value)} of triggers")
     thirds = [ex.in_third(rows, which, evidence.layers) for which in ex.THIRDS]
-    by_third = " / ".join(percent(sum(row["paper_kinds"] for row in some) / len(some), 0) for some in thirds if some)
+    by_third = " / ".join(percent(sum(row["paper_kinds"] for row in part) / len(part), 0) for part in thirds if part)
     of_any_kind = percent(1 - sum(row["not_covered"] for row in rows) / len(rows))
-    judged = judged.and_also(f"by thirds of the layers: {by_third}; with the other kinds of memlens: {of_any_kind}")
-    return judged.and_also(f"above the highest published share, {percent(most, 0)}") if mean.low > most else judged
+    judged = judged.and_also(f"by thirds of the layers: {by_third}; {of_any_kind} have a pattern of any kind")
+    return (
+        judged.and_also(f"the share exceeds the highest published one, {percent(most, 0)}")
+        if mean.low > most
+        else judged
+    )
 
 
 EXPERIMENT = ex.Experiment(
@@ -424,14 +431,14 @@ EXPERIMENT = ex.Experiment(
             how="A pattern is a property that at least three of a memory’s strongest trigger prefixes share: shallow "
             "for a recurring wording, semantic for a recurring subject. A prefix is shallow, semantic, both or not "
             "covered, depending on its patterns. In the paper, people labeled ten memories per layer; memlens finds "
-            "patterns automatically for every memory, so the procedures differ. A subject counts only beyond what the "
-            "last tokens imply: triggers are compared with prefixes of other documents that have the same last tokens. "
-            "AUROC, mean over patterns: how well a pattern separates held-out triggers from random prefixes, and from "
-            "prefixes with the same last tokens. Intervals over memories, because the prefixes of one memory are not "
-            "independent. The false discovery rate is controlled for the whole model (Benjamini and Hochberg).",
+            "patterns automatically for every memory, so the procedures differ. A subject counts only if it goes "
+            "beyond what the last tokens imply: triggers are compared with prefixes of other documents that have the "
+            "same last tokens. The AUROC is a mean over patterns. It measures how well a pattern separates held-out "
+            "triggers from random prefixes, and from prefixes with the same last tokens. Intervals are over "
+            "memories, because the prefixes of one memory are not independent. The false discovery rate is "
+            "controlled for the whole model (Benjamini and Hochberg).",
             draw=draw,
             published=published,
-            contract=("layer", "prefixes", "patterned_memories", *KINDS, IMPLIED, BEYOND, "paper_kinds"),
             note=false_discoveries,
             below=READERS,
         ),
@@ -440,10 +447,10 @@ EXPERIMENT = ex.Experiment(
             PEOPLE_SCHEMA,
             compute_people,
             question="What kind of pattern do people see?",
-            lead="The same shares from the labels of people who have finished, one chart per person.",
+            lead="The same shares, from the labels of people who have finished labeling. One chart per person.",
             how="People describe patterns of sampled memories, each with at least three prefixes, as shallow or "
-            "semantic, and mark the prefixes. They see other labels only after finishing. Intervals over the person’s "
-            "memories.",
+            "semantic, and mark the prefixes. They see the labels of other people only after they have finished. "
+            "Intervals are over the memories that a person labeled.",
             draw=draw_people,
             command="memlens annotate INDEX sample",
             by_people=True,
@@ -456,7 +463,7 @@ EXPERIMENT = ex.Experiment(
             "shallow",
             "Upper layers hold fewer shallow patterns than lower ones",
             "49% of prefixes in layers 0–4, 17% in layers 11–15",
-            "Share of prefixes that are shallow only, by layer. " + ex.RULE_OF_TRENDS,
+            "Share of prefixes that have only shallow patterns, by layer. " + ex.RULE_OF_TRENDS,
             shallow_falls,
             sign=-1,
         ),
@@ -466,18 +473,18 @@ EXPERIMENT = ex.Experiment(
             "11% of prefixes in layers 0–4, 39% in layers 11–15",
             "Direction: share of prefixes whose subject goes beyond the last word. "
             + ex.RULE_OF_TRENDS
-            + " Size: the slope of all semantic prefixes, with subjects that the last word implies, because the "
-            "paper’s annotators did not separate them; in part if its interval ends below a tenth of the published "
-            "slope or contains 0.",
+            + " Size: the slope of all semantic prefixes, including subjects that the last word implies, because the "
+            "paper’s annotators did not separate them. The claim appears only in part if the interval of this slope "
+            "ends below a tenth of the published slope or contains 0.",
             semantic_rises,
         ),
         ex.Claim(
             "every-key",
             "Every key has at least one pattern",
             "160 of 160 keys",
-            "Share of memories with a pattern of the kinds that the paper’s annotators used (recurring words and "
-            "subjects), over all layers, Wilson interval. Appears if it lies above 95%, does not appear if it lies "
-            "below.",
+            "Share of memories over all layers with a pattern of the kinds that the paper’s annotators used (recurring "
+            "words and subjects). The claim appears if the Wilson interval lies above 95%, and does not appear if it "
+            "lies below.",
             every_key_has_one,
             write=percent,
         ),
@@ -485,8 +492,8 @@ EXPERIMENT = ex.Experiment(
             "patterns-a-key",
             "A key has 3.6 patterns",
             "3.6 on average",
-            "Patterns per memory, mean over layers. Shown without a verdict, because the number depends on the kinds "
-            "of patterns that are looked for.",
+            "Patterns per memory, mean over layers. The number is shown without a verdict, because it depends on which "
+            "kinds of patterns are searched for.",
             patterns_a_key,
             write=lambda size: f"{size:.2f}",
         ),
@@ -495,8 +502,8 @@ EXPERIMENT = ex.Experiment(
             "At least 65% of triggers have a pattern",
             "65% to 80%",
             "Share of trigger prefixes with a pattern of the kinds that the paper’s annotators used (recurring words "
-            "and subjects), mean over layers. Appears if the 95% interval lies above 65% (more than 80% is reported), "
-            "does not appear if it lies below.",
+            "and subjects), mean over layers. The claim appears if the 95% interval lies above 65%, and does not "
+            "appear if it lies below. The reason says if the share exceeds 80%.",
             triggers_are_covered,
             write=percent,
         ),
@@ -505,7 +512,7 @@ EXPERIMENT = ex.Experiment(
         _DIVIDED,
         {"shallow": "shallow", "implied": "implied", "beyond": "beyond"},
         by_layer,
-        remark=rate_of_chance,
+        remark=false_discovery_rate,
         below=print_people,
     ),
 )

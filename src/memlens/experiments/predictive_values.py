@@ -1,15 +1,17 @@
 """Predictive values (Figure 6 and Table 2): confident values and the tokens that follow their triggers.
 
-Table 2: the values with the highest max p and their Precision@50, the share of the top 50 triggers (or fewer, if the
-scan kept fewer) whose next token is the value's top token. Triggers at the end of a sentence are excluded. A value
-agrees if at least one trigger matches. Memories without such triggers are not candidates. `chance` is the probability
-of agreement if triggers were followed by random tokens that follow triggers of the layer: 1 - (1 - f)^n for n triggers
-and a share f of the value's top token among these tokens.
-A value is confident if its max p is at least twice that of a uniform distribution (`times_uniform`).
-Figure 6: agreement with the top-1 trigger by max p, in bins of equal width: logarithmic, because max p spans orders of
-magnitude in most models, or linear as in the paper if the index was made with one of its presets. The highest bins may
-hold a handful of memories, so the claim is judged by `auroc`: how well max p separates memories that agree from others.
-`auroc_shuffled` is the same for memories that agree with the target of the next memory of their layer.
+Table 2 has the values with the highest max p and their Precision@50: the share of a memory's top 50 triggers (or
+fewer, if the scan stored fewer) whose next token is the value's top token. Triggers at the end of a sentence are
+excluded, and memories without other triggers are not candidates. A value agrees if at least one trigger matches.
+`chance` is the probability of agreement if the triggers were followed by random tokens from among all next tokens of
+the layer: 1 - (1 - f)^n for n triggers and a share f of the value's top token among these tokens. A value is confident
+if its max p is at least twice that of a uniform distribution (`times_uniform`).
+
+Figure 6 has the agreement with the top-1 trigger in bins of max p. The bins have equal width on a logarithmic scale,
+because max p spans orders of magnitude in most models. If the index was made with a preset of the paper, the scale is
+linear as in the paper. The highest bins may hold few memories, so the claim is judged by `auroc`: how well max p
+separates memories that agree from others. For `auroc_shuffled`, a memory agrees if its value's top token is the target
+of the next memory of its layer.
 """
 
 from collections import Counter
@@ -27,16 +29,16 @@ from memlens.progress import Progress, no_progress
 from memlens.stats import Estimate, roc_area, roc_estimate, share_interval, wilson
 from memlens.text import curve, number, percent, plain_table, quoted
 
-_CONFIDENT_FROM = 0.625  # relative depth; layers 10 to 15 of the paper's 16 are deeper
+_CONFIDENT_FROM = 0.625  # relative depth from which layers count as upper: layers 10 to 15 of the paper's 16
 _SHOWN = 10
 TRIGGERS, BINS = 50, 8
-_CONFIDENT = 2  # minimum max p, in multiples of a token's uniform probability
+_CONFIDENT = 2  # minimum max p of a confident value, in multiples of a uniform probability
 
 SCHEMA = ex.schema(
     "layer:int32 memory:int32 max_p:float32 times_uniform:float32 token:int32",  # token: the value's top token
     "precision agrees:bool",
     "triggers:int64 no_next:int64",  # number of triggers with a next token, and of those without one
-    "chance precision_chance",  # expected agreement and precision with random tokens that follow triggers of the layer
+    "chance precision_chance",  # expected agreement and precision by chance
 )
 BINS_SCHEMA = ex.schema(
     "bin:int32 from_p to_p memories:int64 agree:int64 rate low high",
@@ -47,7 +49,7 @@ BINS_SCHEMA = ex.schema(
 def compute(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = 100, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """Return the `sample` most confident values (None: all), most confident first, then by layer and memory."""
+    """Return the `sample` most confident values, or all values, in the order of max p, layer and memory."""
     table = pa.concat_tables(
         [_precisions(index, layer) for layer in ex.layers_of(index, "predictive-values", progress)]
     )
@@ -57,31 +59,31 @@ def compute(
 
 
 def _precisions(index: Index, layer: int) -> pa.Table:
-    """Return the rows of all candidates of a layer."""
+    """Return the rows of all candidates in a layer."""
     from memlens.vocab.table import read_next_tokens
 
     values = index.table("values", ["max_p", "argmax"], [("layer", "=", layer)])
-    max_p, argmax = values.column("max_p").to_numpy(), values.column("argmax").to_numpy()  # in order of memory
+    max_p, argmax = values.column("max_p").to_numpy(), values.column("argmax").to_numpy()  # sorted by memory
     following = read_next_tokens(index, layer)
     next_tokens = following.tokens[:, :TRIGGERS]
-    taking_part = (next_tokens >= 0).sum(1)
+    counts = (next_tokens >= 0).sum(1)
     matches = (next_tokens == argmax[:, None]).sum(1)
     shares = _shares(next_tokens, argmax)
-    chosen = np.flatnonzero(taking_part)
-    listed = np.minimum(following.filled, TRIGGERS)
+    memories = np.flatnonzero(counts)
+    triggers = np.minimum(following.filled, TRIGGERS)
     return pa.table(
         {
-            "layer": np.full(len(chosen), layer),
-            "memory": chosen,
-            "max_p": max_p[chosen],
-            "times_uniform": max_p[chosen] * np.float32(index.manifest.value_tokens),
-            "token": argmax[chosen],
-            "precision": matches[chosen] / taking_part[chosen],
-            "agrees": matches[chosen] > 0,
-            "triggers": taking_part[chosen],
-            "no_next": (listed - taking_part)[chosen],
-            "chance": (1 - (1 - shares) ** taking_part)[chosen],
-            "precision_chance": shares[chosen],
+            "layer": np.full(len(memories), layer),
+            "memory": memories,
+            "max_p": max_p[memories],
+            "times_uniform": max_p[memories] * np.float32(index.manifest.value_tokens),
+            "token": argmax[memories],
+            "precision": matches[memories] / counts[memories],
+            "agrees": matches[memories] > 0,
+            "triggers": counts[memories],
+            "no_next": (triggers - counts)[memories],
+            "chance": (1 - (1 - shares) ** counts)[memories],
+            "precision_chance": shares[memories],
         },
         SCHEMA,
     )
@@ -89,16 +91,16 @@ def _precisions(index: Index, layer: int) -> pa.Table:
 
 def _shares(next_tokens: NDArray[Any], argmax: NDArray[Any]) -> NDArray[np.float64]:
     """Return the share of each memory's top token among all next tokens [memories, triggers] of the layer."""
-    pool = next_tokens[next_tokens >= 0].astype(np.int64)
-    times = np.bincount(pool, minlength=int(argmax.max(initial=-1)) + 1)
-    shares: NDArray[np.float64] = times[argmax] / max(len(pool), 1)
+    tokens = next_tokens[next_tokens >= 0].astype(np.int64)
+    times = np.bincount(tokens, minlength=int(argmax.max(initial=-1)) + 1)
+    shares: NDArray[np.float64] = times[argmax] / max(len(tokens), 1)
     return shares
 
 
 def compute_bins(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """Return the agreement of all memories with a target, by bin of max p. `sample` is ignored."""
+    """Return one row per bin of max p with the agreement of all memories that have a target. Ignores `sample`."""
     from memlens.vocab.table import default_reading
 
     targets = [read_targets(index, layer) for layer in index.layers]
@@ -110,8 +112,8 @@ def compute_bins(
     numbers = np.clip(np.searchsorted(edges, max_p, side="right") - 1, 0, BINS - 1)
     shuffled = np.concatenate([layer.argmax == np.roll(layer.target, -1) for layer in targets])
     area = roc_estimate(max_p[agrees], max_p[~agrees]) if agrees.any() and not agrees.all() else None
-    every = ex.estimate_columns("auroc", area) | {"auroc_shuffled": roc_area(max_p[shuffled], max_p[~shuffled])}
-    return [_bin(number, edges, agrees[numbers == number]) | every for number in range(BINS)]
+    aurocs = ex.estimate_columns("auroc", area) | {"auroc_shuffled": roc_area(max_p[shuffled], max_p[~shuffled])}
+    return [_bin(number, edges, agrees[numbers == number]) | aurocs for number in range(BINS)]
 
 
 def bin_edges(max_p: NDArray[np.float64], logarithmic: bool) -> NDArray[np.float64]:
@@ -157,11 +159,11 @@ def draw_bins(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
     from memlens.experiments import charts
 
-    known = [row | {"max_p": (row["from_p"] * row["to_p"]) ** 0.5} for row in rows if row["rate"] is not None]
+    filled = [row | {"max_p": (row["from_p"] * row["to_p"]) ** 0.5} for row in rows if row["rate"] is not None]
     both = [
         {"whose": whose, "depth": row["max_p"], "value": row["rate"]}
         | {name: row.get(name) for name in ("max_p", "low", "high")}
-        for whose, bins in ((charts.YOURS, known), (charts.PAPER, published_bins()))
+        for whose, bins in ((charts.YOURS, filled), (charts.PAPER, published_bins()))
         for row in bins
     ]
     axis = alt.X(
@@ -180,12 +182,12 @@ def print_values(index: Index, tables: ex.Rows, width: int, origin: str) -> tupl
     from rich.text import Text
 
     rows, bins = tables["predictive-values"], tables["predictive-values-bins"]
-    words = f"{len(rows):,} most confident values of {sum(row['memories'] for row in bins):,} with a target"
+    summary = f"the {len(rows):,} most confident of {sum(row['memories'] for row in bins):,} values with a target"
     if rows:
-        words += f"; max p up to {rows[0]['times_uniform']:.3g} times uniform"
-        words += f"; mean precision {percent(sum(row['precision'] for row in rows) / len(rows))}"
-        words += f", {sum(row['agrees'] for row in rows):,} agree with a trigger"
-        words += f" (chance {sum(row['chance'] for row in rows):,.1f})" if "chance" in rows[0] else ""
+        summary += f"; max p up to {rows[0]['times_uniform']:.3g} times uniform"
+        summary += f"; mean precision {percent(sum(row['precision'] for row in rows) / len(rows))}"
+        summary += f", {sum(row['agrees'] for row in rows):,} agree with a trigger"
+        summary += f" (by chance: {sum(row['chance'] for row in rows):,.1f})"
     where = Counter(row["layer"] for row in rows)
     curves = Table.grid(padding=(0, 2, 0, 0))
     counts = [float(where[layer]) for layer in index.layers]
@@ -205,7 +207,7 @@ def print_values(index: Index, tables: ex.Rows, width: int, origin: str) -> tupl
             str(row["triggers"]),
             Text("yes", "green") if row["agrees"] else Text("no"),
         )
-    return words, [curves, table]
+    return summary, [curves, table]
 
 
 def confident_values_sit_high(evidence: ex.Evidence) -> ex.Judgement:
@@ -213,17 +215,17 @@ def confident_values_sit_high(evidence: ex.Evidence) -> ex.Judgement:
     high_layers = [layer for layer in memories if ex.depth(layer, evidence.layers) > _CONFIDENT_FROM]
     if not rows or not high_layers or len(high_layers) == len(memories):
         return ex.NOT_MEASURED
-    even = sum(memories[layer] for layer in high_layers) / sum(memories.values())
+    expected = sum(memories[layer] for layer in high_layers) / sum(memories.values())
     count = sum(row["layer"] in high_layers for row in rows)
     first = sum(row["layer"] == 0 for row in rows)
     share = Estimate(count / len(rows), *wilson(count, len(rows)))
     published = ex.paper_statement("confident_in_upper_layers")
-    judged = ex.judge_share(share, even, "an even distribution over layers", published, f"{count} of {len(rows)}")
+    judged = ex.judge_share(share, expected, "an even distribution over layers", published, f"{count} of {len(rows)}")
     return _if_confident(judged.and_also(f"layer 0: {first}"), rows)
 
 
 def _if_confident(judged: ex.Judgement, rows: list[ex.Row]) -> ex.Judgement:
-    """Add how confident the values are. The claim does not appear if the most confident value is nearly uniform."""
+    """Add the largest max p to the reason. The claim does not appear if even this value is nearly uniform."""
     most = max((row["times_uniform"] for row in rows if row.get("times_uniform") is not None), default=None)
     if most is None:
         return judged
@@ -261,10 +263,10 @@ def confidence_brings_agreement(evidence: ex.Evidence) -> ex.Judgement:
         f"AUROC {area.value:.2f}, {agree:,} of {memories:,} agree",
         f"{area.low:.2f} to {area.high:.2f}",
         verdict,
-        f"The interval of the AUROC with which max p separates memories that agree from others lies {where} "
-        f"{chance:.2f}, the larger of one half and the AUROC with shuffled targets; published are only bins, "
+        f"The AUROC measures how well max p separates memories that agree from others. Its interval lies {where} "
+        f"{chance:.2f}, the larger of one half and the AUROC with shuffled targets. The paper reports only bins: "
         f"{' and '.join(percent(row['rate']) for row in (evidence.published[0], evidence.published[-1]))} in the "
-        "lowest and the highest.",
+        "lowest and in the highest.",
         area,
     )
 
@@ -282,12 +284,11 @@ EXPERIMENT = ex.Experiment(
             lead="The hundred values with the highest max p, by layer. In the paper, 97 of them are in layers 10 to "
             "15.",
             how="Values are ordered by max p(v). Precision is the share of a memory’s top triggers whose next token is "
-            "the top token of its value; a value agrees if at least one trigger matches. Chance is the probability of "
-            "agreement if triggers were followed by random tokens that follow triggers of the layer: 1 − (1 − f)ⁿ for "
-            "n triggers and a share f of the value’s top token.",
+            "the top token of its value. A value agrees if at least one trigger matches. Chance is the probability of "
+            "agreement if the triggers were followed by random tokens from among all next tokens of the layer: "
+            "1 − (1 − f)ⁿ for n triggers and a share f of the value’s top token.",
             figure="Table 2",
             draw=draw,
-            contract=("layer", "memory", "max_p", "token", "precision"),
         ),
         ex.ResultTable(
             "predictive-values-bins",
@@ -296,12 +297,11 @@ EXPERIMENT = ex.Experiment(
             question="Do confident values agree more often?",
             lead="Agreement of all memories by the confidence of their value.",
             how="Memories are grouped into bins by max p(v). The chart shows the share of memories in each bin whose "
-            "value’s top token follows their top trigger. AUROC: how well max p separates these memories from the "
-            "others; shuffled: the same with the target of the next memory of the layer.",
+            "value’s top token follows their top trigger. The AUROC measures how well max p separates these memories "
+            "from the others. Shuffled: the AUROC with the target of the next memory of the layer.",
             figure="Figure 6",
             draw=draw_bins,
             published=published_bins,
-            contract=("from_p", "to_p", "memories", "agree", "rate", "low", "high", "auroc", "auroc_shuffled"),
             command="memlens experiment INDEX predictive-values",
         ),
     ),
@@ -313,9 +313,10 @@ EXPERIMENT = ex.Experiment(
             "confident-values",
             "The most confident values are in the upper layers",
             "97 of 100 in layers 10–15",
-            "Share of the most confident values in layers deeper than 0.625 (10–15 of the paper's 16), Wilson "
-            "interval. Appears if it lies above an even distribution over layers, does not appear if it lies below, or "
-            f"if no value is confident (max p at least {_CONFIDENT} times that of a uniform distribution).",
+            "Share of the most confident values that are deeper than 0.625 of the layers (10–15 of the paper’s 16). "
+            "The claim appears if the Wilson interval lies above the share of an even distribution over layers. It "
+            f"does not appear if the interval lies below, or if no value is confident (max p at least {_CONFIDENT} "
+            "times that of a uniform distribution).",
             confident_values_sit_high,
             write=percent,
         ),
@@ -323,19 +324,20 @@ EXPERIMENT = ex.Experiment(
             "predictive-values",
             "Confident values predict the next token of their triggers",
             "46 of 100",
-            "Share of the most confident values whose top token follows at least one of their triggers, Wilson "
-            "interval. Chance level: triggers followed by random tokens that follow triggers of the layer. Appears if "
-            "the interval lies above the chance level, does not appear if it lies below, or if no value is confident "
-            f"(max p at least {_CONFIDENT} times that of a uniform distribution).",
+            "Share of the most confident values whose top token follows at least one of their triggers. For the chance "
+            "level, triggers are followed by random tokens from among all next tokens of the layer. The claim appears "
+            "if the Wilson interval lies above the chance level. It does not appear if the interval lies below, or if "
+            f"no value is confident (max p at least {_CONFIDENT} times that of a uniform distribution).",
             confident_values_predict,
         ),
         ex.Claim(
             "confidence-agreement",
             "Agreement grows with the value’s largest probability",
             "0.2% in the lowest bin of max p, 100% in the highest",
-            "AUROC with which max p separates memories that agree from others, DeLong’s interval. Appears if it lies "
-            "above one half and above the AUROC for shuffled targets, does not appear if it lies below. Bins are only "
-            f"drawn, because the highest hold few memories. At least {ex.FEWEST} memories must agree.",
+            "AUROC: how well max p separates memories that agree from others. The claim appears if DeLong’s interval "
+            "lies above one half and above the AUROC for shuffled targets, and does not appear if it lies below. The "
+            "bins are only drawn, because the highest ones hold few memories. At least "
+            f"{ex.FEWEST} memories must agree.",
             confidence_brings_agreement,
             table="predictive-values-bins",
             write=lambda area: f"AUROC {area:.2f}",

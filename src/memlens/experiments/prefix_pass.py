@@ -1,17 +1,17 @@
-"""One pass over sampled prefixes, from which all experiments of section 5 are read.
+"""One pass over sampled prefixes, from which all experiments of section 5 are computed.
 
     experiments/prefixes.parquet        one row per prefix: position, text, target, final token
     experiments/prefix-layers.parquet   one row per prefix and layer: top tokens of r, y and o, active memories, logits
 
  1. Draw prefixes (prefixes.sample_prefixes, or sample_validation for another corpus).
- 2. Plan forward passes: each sentence is fed up to its last sampled position, in batches of similar length.
- 3. Run them and collect the states at the sampled positions in chunks of equal size (PrefixReader.states).
+ 2. Plan forward passes: each sentence is run up to its last sampled position, in batches of similar length.
+ 3. Run the passes and collect the states at the sampled positions in chunks of equal size (PrefixReader.states).
  4. Read each chunk layer by layer (LayerReader): top tokens of r, y and o, the probability of the final token in r,
-    active memories, contributions to the final logit.
- 5. Put the chunks back into the order of the sample and write the two tables.
+    active memories, and contributions to the final logit.
+ 5. Restore the order of the sample and write the two tables.
 
-r and o are read through the model's own lens, and y is read like the values in their table. Ties go to the lower token
-id. The tables are reused as long as sample, seed, corpus and values stay the same.
+r and o are read through the model's lens. y is read with the same reading as the values table. Ties go to the lower
+token id. The tables are reused as long as sample, seed, corpus and values stay the same.
 """
 
 from __future__ import annotations
@@ -43,41 +43,43 @@ from memlens.settings import CorpusSettings
 from memlens.vocab.kernels import Ends, read_softmax, thread_pool
 from memlens.vocab.tokens import tokens_read
 
-Columns = dict[str, Any]  # name -> [n] array, or [n] list of lists (None for an empty list)
+Columns = dict[str, Any]  # name -> array [n], or list [n] of lists, with None for an empty list
 
 PREFIXES, LAYERS = f"{EXPERIMENTS}/prefixes", f"{EXPERIMENTS}/prefix-layers"
 TOP_MEMORIES = (1, 10, 100)  # numbers of strongest memories whose contributions are added up
-LISTED = 10  # memories listed for a composition
+LISTED = 10  # number of memories to list for a composition
 _BATCH_TOKENS = 2048
-_CHUNK_BYTES = 256 << 20  # limit for states and coefficients of a chunk, which decides the chunk size of large models
-_BLOCK_BYTES = 64 << 20  # scores of a chunk: smaller matrix products are slower, larger ones exceed the cache
+_CHUNK_BYTES = 256 << 20  # limit for the states and coefficients of a chunk; decides the chunk size of large models
+_BLOCK_BYTES = 64 << 20  # size of a chunk's scores: smaller matrix products are slower, larger ones exceed the cache
 _LEAST_ROWS, _MOST_ROWS = 128, 1024
 
 PREFIXES_SCHEMA = schema(
-    "prefix:int32 sentence:int64 position:int32 text:string",  # position -1 is BOS alone; given tokens have no text
-    "target:int32 stop_word:bool",  # the next token (null at the end of a sentence); whether it is a stop word
-    "final_token:int32 logit logit_embedding logit_constant",  # top(o_L), its logit before soft-capping, parts of it
-    "above_mean embedding constant",  # the logit minus the mean of all logits, and parts of that
+    "prefix:int32 sentence:int64 position:int32 text:string",  # position -1 is BOS alone
+    "target:int32 stop_word:bool",  # the next token (null at the end of a sentence), and whether it is a stop word
+    "final_token:int32 logit logit_embedding logit_constant",  # top(o_L), its logit before soft-capping, two parts
+    "above_mean embedding constant",  # the logit minus the mean of all logits, and two parts of this difference
 )
 LAYERS_SCHEMA = schema(
     "layer:int32 prefix:int32",
     "residual_token:int32 ffn_token:int32 output_token:int32",  # top(r), top(y), top(o)
-    "p_final rank_final:int32",  # softmax(r E)[final token]; 1 + tokens with a strictly higher score in r
-    "active:int32 effective",  # memories with m > 0; participation ratio of |m| ||v||
-    "promoted:bool promoted_active:bool",  # whether top(y) is the top token of a value of the layer; of one with m > 0
-    "ffn_logit attention_logit ffn_above attention_above",  # contributions to the final logit; to logit minus mean
-    # by kind of memory in a mixture: share with m > 0 of those reached; contribution to logit minus mean
+    "p_final rank_final:int32",  # softmax(r E)[final token], and its rank: 1 + tokens with a strictly higher score
+    "active:int32 effective",  # number of memories with m > 0, and participation ratio of |m| ||v||
+    # whether top(y) is the top token of any value of the layer, and of any value with m > 0
+    "promoted:bool promoted_active:bool",
+    "ffn_logit attention_logit ffn_above attention_above",  # contributions to the final logit, and to logit minus mean
+    # by kind, in a mixture: share with m > 0 of the memories reached, and contribution to logit minus mean
     *kind_columns("active", "given"),
     "top1 top10 top100",  # contributions of the strongest memories to logit minus mean
-    "vetoes:[int32] veto_pushes:[float32]",  # for a composition: memories that lowered top(r) most
-    "pushers:[int32] pushes:[float32]",  # in the last layer: memories that raised top(o) most over top(r)
-    "cosine:float32 cosine_shuffled:float32",  # cosine of the tokens' output embeddings; with another change's token
+    "vetoes:[int32] veto_pushes:[float32]",  # for a composition: memories that lowered the logit of top(r) most
+    "pushers:[int32] pushes:[float32]",  # in the last layer: memories that raised top(o) most relative to top(r)
+    # cosine of the output embeddings of top(r) and top(o), and of top(r) with top(o) of another change
+    "cosine:float32 cosine_shuffled:float32",
 )
 
 
 @dataclass(frozen=True, eq=False)
 class PrefixTables:
-    """The two tables of a pass, and where the prefixes came from."""
+    """The two tables of a pass, and notes on the source of the prefixes."""
 
     index: Index
     prefixes: pa.Table
@@ -96,7 +98,10 @@ class PrefixTables:
         return {layer: self.index.memories(layer) for layer in self.index.layers}
 
     def by_layer(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield each layer with its columns [prefixes]: arrays, or lists for lists, texts and columns with nulls."""
+        """Yield each layer with its columns [prefixes].
+
+        Columns are arrays, or lists if they hold texts, lists or nulls.
+        """
         for layer in self.index.layers:
             rows = self.layers.filter(pc.equal(self.layers.column("layer"), layer))
             yield layer, {name: _plain(rows.column(name)) for name in rows.column_names}
@@ -123,12 +128,12 @@ def read_prefixes(
     progress: Progress = no_progress,
     pool: Pool | None = None,
 ) -> PrefixTables:
-    """Return the tables of the pass over a random sample. Runs the pass unless the index holds them.
+    """Return the tables of the pass over a random sample. Run the pass if the index does not hold them.
 
-    `pool` works on chunks of prefixes. None means this process. The bytes are the same on every pool.
+    `pool` maps over chunks of prefixes. None means this process. The bytes are the same on every pool.
     """
-    index.path("values")  # if missing, raises an error with the command to run
-    wanted = {
+    index.path("values")  # raises an error that names the command to run if the table is missing
+    settings = {
         "sample": sample,
         "seed": seed,
         "validation": None if validation is None else corpus_fingerprint(validation),
@@ -136,18 +141,17 @@ def read_prefixes(
         "values": index.manifest.sha256("values"),
         "reading": index.manifest.values.reading or None,
     }
-    noted = dict(index.manifest.prefix_pass.content)
-    if index.is_whole(PREFIXES) and index.is_whole(LAYERS) and {name: noted.get(name) for name in wanted} == wanted:
-        return PrefixTables(index, index.table(PREFIXES), index.table(LAYERS), len(model.layers) - 1, noted)
+    note = dict(index.manifest.prefix_pass.content)
+    if index.is_whole(PREFIXES) and index.is_whole(LAYERS) and {name: note.get(name) for name in settings} == settings:
+        return PrefixTables(index, index.table(PREFIXES), index.table(LAYERS), len(model.layers) - 1, note)
     tables = run_prefixes(index, model, sample, seed, validation, stop_words, progress, pool)
-    notes: dict[str, Any] = {**wanted, **tables.notes}
-    notes["threads"] = torch.get_num_threads()
+    note = {**settings, **tables.notes, "threads": torch.get_num_threads()}
     if validation is not None:
-        cut = {name: getattr(validation, name) for name in ("unit", "column")}
-        notes["validation_corpus"] = {"sources": [*validation.sources], **cut}
-    written = {PREFIXES: (PREFIXES_SCHEMA, [tables.prefixes]), LAYERS: (LAYERS_SCHEMA, [tables.layers])}
-    index.write(written, lambda: {"aggregate": notes})
-    return PrefixTables(index, tables.prefixes, tables.layers, tables.last_layer, notes)
+        options = {name: getattr(validation, name) for name in ("unit", "column")}
+        note["validation_corpus"] = {"sources": [*validation.sources], **options}
+    files = {PREFIXES: (PREFIXES_SCHEMA, [tables.prefixes]), LAYERS: (LAYERS_SCHEMA, [tables.layers])}
+    index.write(files, lambda: {"aggregate": note})
+    return PrefixTables(index, tables.prefixes, tables.layers, tables.last_layer, note)
 
 
 def run_prefixes(
@@ -178,7 +182,7 @@ def read_given_prefixes(
     progress: Progress = no_progress,
     pool: Pool | None = None,
 ) -> PrefixTables:
-    """Run the pass over the given prefixes with the values of the index, without writing anything."""
+    """Run the pass over the given prefixes with the values of the index. Nothing is written."""
     values = index.table("values", ["layer", "memory", "argmax"]).sort_by(
         [("layer", "ascending"), ("memory", "ascending")]
     )
@@ -215,9 +219,9 @@ def _table(columns: Columns, schema: pa.Schema) -> pa.Table:
 
 
 class ValueReading(NamedTuple):
-    """The reading with which the values of an index were made. y is read in the same way."""
+    """The reading with which the values of an index were computed. y is read in the same way."""
 
-    reading: str | None = None  # None: the model's default
+    reading: str | None = None  # None for the model's default
     kept: NDArray[np.int64] | None = None  # ids of the tokens that the softmax includes, ascending; None for all
 
 
@@ -250,12 +254,12 @@ def run_pass(
         order.append(numbers)
         done += len(numbers)
         progress("prefixes", done, len(prefixes))
-    back = np.argsort(np.concatenate(order))  # from the order of batches to the order of the sample
+    back = np.argsort(np.concatenate(order))  # restores the order of the sample
     return _join(of_prefixes, back), {layer: _join(parts, back) for layer, parts in of_layers.items()}
 
 
 def _join(parts: list[Columns], order: NDArray[np.int64]) -> Columns:
-    """Concatenate the columns of all chunks and put them into the given order."""
+    """Concatenate the columns of all chunks in the given order."""
     joined: Columns = {}
     for name, first in parts[0].items():
         if isinstance(first, list):
@@ -267,7 +271,7 @@ def _join(parts: list[Columns], order: NDArray[np.int64]) -> Columns:
 
 
 class _ForwardPass(NamedTuple):
-    """One forward pass: its prefixes, and their places in its flattened tokens [batch, pos]."""
+    """The tokens [batch, pos] of one forward pass, its prefixes, and their places in the flattened tokens."""
 
     numbers: NDArray[np.int64]
     places: list[int]
@@ -293,7 +297,7 @@ def _plan_forward_passes(prefixes: Prefixes) -> Iterator[_ForwardPass]:
 
 
 def chunk_rows(model: MemoryModel) -> int:
-    """Return the number of prefixes in a chunk, limited by one block of scores and by memory."""
+    """Return the number of prefixes in a chunk. It is limited by the size of the scores and of the states."""
     bytes_per_prefix = sum(4 * (3 * model.width + block.memories) for block in model.layers)
     rows = min(max(_BLOCK_BYTES // (4 * model.lens.vocabulary), _LEAST_ROWS), _MOST_ROWS)
     return max(1, min(rows, _CHUNK_BYTES // bytes_per_prefix))
@@ -306,15 +310,15 @@ class PrefixReader:
         self, prefixes: Prefixes, promoted: dict[int, NDArray[np.int32]], values: ValueReading | None = None
     ) -> None:
         self.prefixes, self.promoted, self.values = prefixes, promoted, values
-        self._layers: LayerReader | None = None  # created once per worker
-        self._last_pass: tuple[int, PositionStates] | None = None  # two chunks in a row may share a forward pass
+        self._layers: LayerReader | None = None  # created by the first call on each worker
+        self._last_pass: tuple[int, PositionStates] | None = None  # stored because the next chunk may need it, too
 
     def chunks(self, model: MemoryModel) -> int:
         """Return the number of chunks."""
         return -(-len(self.prefixes) // chunk_rows(model))
 
     def __call__(self, model: MemoryModel, chunk: int) -> tuple[NDArray[np.int64], Columns, dict[int, Columns]]:
-        """Return the numbers of the chunk's prefixes, columns by prefix, and columns by layer and prefix."""
+        """Return the numbers of the chunk's prefixes, columns with one entry per prefix, and the same by layer."""
         with torch.inference_mode(), thread_pool() as threads:
             if self._layers is None:
                 self._layers = LayerReader(model, self.promoted, Unembedding(model.lens, self.values))
@@ -322,7 +326,7 @@ class PrefixReader:
             return numbers, *self._layers.read(states, threads)
 
     def states(self, model: MemoryModel, chunk: int) -> tuple[NDArray[np.int64], PositionStates]:
-        """Run the forward passes that the chunk needs. Returns its prefixes and the states at them."""
+        """Run the forward passes that the chunk needs. Returns the numbers of its prefixes and their states."""
         rows = chunk_rows(model)
         first, last, done = chunk * rows, (chunk + 1) * rows, 0
         numbers, states = [], []
@@ -342,7 +346,7 @@ class PrefixReader:
 
 
 class Unembedding:
-    """Reads top tokens and probabilities from states [n, d] through a lens. y has the given reading of values."""
+    """Reads top tokens and probabilities from states [n, d] through a lens. y is read like the given values."""
 
     def __init__(self, lens: Lens, values: ValueReading | None = None) -> None:
         self._lens = lens
@@ -365,11 +369,11 @@ class Unembedding:
     ) -> Columns:
         """Return the top tokens of r, y and o, and the probability and rank of the final token [n] in r.
 
-        In the last layer, top(o) is the final token, so o is not read again.
+        In the last layer, top(o) is the final token and is not computed again.
         """
         scores = self._scores(r)
         residual = _highest(scores)
-        # a cap keeps the order of the scores, so the top tokens do not change
+        # soft-capping preserves the order of the scores, so the top tokens stay the same
         capped = self._lens.capped(scores).numpy()
         rows = np.arange(len(capped))
         empty = np.empty((len(capped), 0), np.int32), np.empty((len(capped), 0), np.float32)
@@ -400,7 +404,7 @@ def _highest(scores: Tensor) -> NDArray[np.int32]:
     tokens: NDArray[np.int32] = array.argmax(1).astype(np.int32)
     if not np.isfinite(array[np.arange(len(array)), tokens]).all():
         raise ModelError(
-            "a state has scores that are NaN or infinite; the dtype is too small for this model: try float32"
+            "a state has scores that are NaN or infinite; the dtype is too small for this model, so use float32"
         )
     return tokens
 
@@ -419,7 +423,7 @@ class LayerReader:
         self.last = len(model.layers) - 1
         self.is_mixture = any(layer.is_mixture for layer in model.layers)
         self.norms = {layer: model.layers[layer].lengths() for layer in promoted}
-        # [vocabulary] by layer: whether any value has this top token
+        # by layer, [vocabulary]: whether the token is the top token of any value
         self.promotes = {layer: np.zeros(model.vocabulary, bool) for layer in promoted}
         for layer, tokens in promoted.items():
             self.promotes[layer][tokens] = True
@@ -427,7 +431,7 @@ class LayerReader:
     def read(
         self, positions: PositionStates, threads: ThreadPoolExecutor | None = None
     ) -> tuple[Columns, dict[int, Columns]]:
-        """Return columns with one entry per prefix, and the same by layer."""
+        """Return columns with one entry per prefix, and columns by layer with one entry per prefix."""
         final = self.unembedding.top(positions.o[self.last])
         tokens = self._tensor(final)
         logits = self.decomposition.logit_parts(positions, tokens)
@@ -459,10 +463,10 @@ class LayerReader:
         return whole, layers
 
     def _count_memories(self, layer: int, coefficients: Tensor, ffn: NDArray[np.int32]) -> Columns:
-        """Count active and effective memories, and find out whether a value promotes the layer's top token [n]."""
+        """Return columns on active and effective memories, and on whether the layer's top token is that of a value."""
         sizes = coefficients.abs() * self.norms[layer]
         total, length = sizes.sum(1).double(), torch.linalg.vector_norm(sizes, dim=1).double()
-        effective = (total / length.clamp_min(torch.finfo(torch.float32).tiny)).square()  # 0 if all are silent
+        effective = (total / length.clamp_min(torch.finfo(torch.float32).tiny)).square()  # 0 if all coefficients are 0
         active = coefficients > 0  # [n, memories]
         is_promoted = self.promotes[layer][ffn]
         is_promoted_by_active = np.zeros(len(ffn), bool)
@@ -477,10 +481,11 @@ class LayerReader:
         }
 
     def _add_contributions(self, layer: int, used: LayerUse, direction: Tensor) -> Columns:
-        """Add up what memories contributed to the final logit minus mean: the 1, 10 and 100 largest, and by kind.
+        """Return columns with the summed contributions of memories to the final logit minus the mean of all logits.
 
-        Negative contributions among the largest count as 0. By kind, in a mixture only: also the share with m > 0 of
-        the memories that a prefix reaches.
+        The columns are for the 1, 10 and 100 largest contributions, of which negative ones count as 0, and, in a
+        mixture, for each kind of memory. For each kind, there is also the share with m > 0 of the memories that a
+        prefix reaches.
         """
         added = self.decomposition.memories(layer, used, direction)  # [n, memories]
         most = min(TOP_MEMORIES[-1], added.shape[1])
@@ -498,11 +503,11 @@ class LayerReader:
         return columns
 
     def _list_memories(self, layer: int, positions: PositionStates, columns: Columns) -> Columns:
-        """List the memories that veto, for prefixes where r, y and o have three different top tokens.
+        """Return columns that list vetoing memories, for prefixes where r, y and o have three different top tokens.
 
         A veto lowers the logit of the residual's token relative to the mean of all tokens. In the last layer, also list
-        pushers: memories that raise the output's token over the residual's. Both are measured at the scale
-        of the final norm for this layer's output.
+        the memories that raise the output's token relative to the residual's. Both effects are measured at the scale of
+        the final norm for this layer's output.
         """
         output, residual, ffn = columns["output_token"], columns["residual_token"], columns["ffn_token"]
         rows = np.flatnonzero((output != residual) & (output != ffn) & (residual != ffn))
@@ -520,7 +525,7 @@ class LayerReader:
         if layer == self.last:
             up = self.decomposition.direction(after, states) - self.decomposition.direction(before, states)
             _list_strongest_(listed, ("pushers", "pushes"), rows, self.decomposition.memories(layer, used, up), 1)
-            # chance level: the token before a change and the token after the next change in the chunk
+            # the chance level pairs the token before a change with the token after another change of the chunk
             for name, others in (("cosine", after), ("cosine_shuffled", after.roll(-1))):
                 for row, cosine in zip(rows, self.decomposition.cosine(before, others).tolist(), strict=True):
                     listed[name][row] = cosine
@@ -533,7 +538,7 @@ class LayerReader:
 def _list_strongest_(
     listed: Columns, names: tuple[str, str], rows: NDArray[np.int64], added: Tensor, sign: int
 ) -> None:
-    """Write the memories with the largest contributions of one sign, and these contributions, into two columns."""
+    """Fill two columns with the memories that have the largest contributions of one sign, and these contributions."""
     amounts, memories = (added * sign).topk(min(LISTED, added.shape[1]), dim=1)
     for row, amount, memory in zip(rows, amounts.tolist(), memories.tolist(), strict=True):
         pushes = [(i, sign * x) for i, x in zip(memory, amount, strict=True) if x > 0]

@@ -1,9 +1,9 @@
-"""Sampled prefixes, and the stop words that follow them.
+"""Random prefixes, and the stop words that follow them.
 
-A sample consists of the prefixes with the lowest hashes of seed, sentence and position: uniform over all prefixes,
-without replacement. It depends on nothing else, needs bounded memory for any length of text, and contains every smaller
-sample. A prefix is BOS (if it is fed) and the tokens up to its position. Position -1 is BOS alone, which is never drawn
-but may be given.
+A sample consists of the prefixes with the lowest hashes of seed, sentence and position. It is uniform over all
+prefixes, without replacement, and contains every smaller sample with the same seed. Drawing it takes the same memory
+for texts of any length. A prefix is the beginning of a sentence up to a position, after BOS if the model uses it.
+Position -1 is BOS alone, which is never drawn.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ i'm i've i'll you're we're they're that's there's let's he's she's s t d ll m re
 """
 STOP_LISTS = {"en": frozenset(_ENGLISH.split())}
 
-_SALT = 0x5EC7105  # makes the sample differ from the scan's sample with the same seed
+_SALT = 0x5EC7105  # added to the seed, so that this sample differs from that of the scan
 
 
 @dataclass(frozen=True, eq=False)
 class SampledSentence:
-    """A sentence with at least one sampled prefix. It has no text if only tokens were given."""
+    """A sentence with at least one sampled prefix. `text` is None if only the tokens are known."""
 
     id: int
     tokens: NDArray[np.int64]
@@ -64,20 +64,20 @@ class SampledSentence:
 
 @dataclass(frozen=True, eq=False)
 class Prefixes:
-    """n prefixes, ordered by sentence and position."""
+    """A sample of n prefixes, ordered by sentence and position."""
 
     sentences: Sequence[SampledSentence]
-    rows: NDArray[np.int64]  # [n], indexes into `sentences`
+    rows: NDArray[np.int64]  # [n]: indexes into `sentences`
     positions: NDArray[np.int64]  # [n]: position of the last token; -1 for BOS alone
-    bos: int | None  # BOS token that is fed, or None
-    origin: str  # description of the source
+    bos: int | None  # BOS token that the model reads first, or None
+    origin: str  # description of the sample
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def targets(self) -> NDArray[np.int64]:
-        """The next token of each prefix; -1 at the end of a sentence. [n]"""
+        """The next token of each prefix, -1 at the end of a sentence. [n]"""
         return np.array([self._target(row, at) for row, at in self._places()], np.int64)
 
     @property
@@ -93,9 +93,9 @@ class Prefixes:
         bos: int | None,
         origin: str = "given prefixes",
     ) -> Prefixes:
-        """Return one prefix of each sentence of tokens, at the given position."""
+        """Return one prefix of each sentence, up to the given position."""
         if len(sentences) != len(positions):
-            raise SettingError(f"{len(sentences)} sentences but {len(positions)} positions; give one for each")
+            raise SettingError(f"{len(sentences)} sentences but {len(positions)} positions; give one position for each")
         if not len(sentences):
             raise SettingError("no prefixes were given; give at least one")
         for number, (tokens, position) in enumerate(zip(sentences, positions, strict=True)):
@@ -104,8 +104,8 @@ class Prefixes:
                 raise SettingError(
                     f"position {position} of sentence {number} does not exist; it has {first} to {len(tokens) - 1}"
                 )
-        held = [SampledSentence(i, np.asarray(tokens, np.int64)) for i, tokens in enumerate(sentences)]
-        return cls(held, np.arange(len(held)), np.asarray(positions, np.int64), bos, origin)
+        sampled = [SampledSentence(i, np.asarray(tokens, np.int64)) for i, tokens in enumerate(sentences)]
+        return cls(sampled, np.arange(len(sampled)), np.asarray(positions, np.int64), bos, origin)
 
     def _places(self) -> Iterator[tuple[int, int]]:
         return zip(self.rows.tolist(), self.positions.tolist(), strict=True)
@@ -124,15 +124,12 @@ class Prefixes:
 def sample_prefixes(index: Index, count: int = SAMPLE, seed: int = 0) -> Prefixes:
     """Draw random prefixes of the scanned corpus."""
     draw = _PrefixDraw(count, seed)
-    for rows in pq.ParquetFile(index.path("corpus")).iter_batches(WINDOW, columns=["sentence", "tokens"]):
-        draw.offer(rows.column("sentence").to_numpy(), np.diff(rows.column("tokens").offsets.to_numpy()))
-    wanted = np.unique(draw.sentences)
-    corpus_rows = index.sentences(wanted.tolist())
+    for batch in pq.ParquetFile(index.path("corpus")).iter_batches(WINDOW, columns=["sentence", "tokens"]):
+        draw.offer(batch.column("sentence").to_numpy(), np.diff(batch.column("tokens").offsets.to_numpy()))
+    numbers = np.unique(draw.sentences).tolist()
+    rows = index.sentences(numbers)
     sentences = [
-        SampledSentence(
-            i, np.asarray(corpus_rows[i]["tokens"], np.int64), corpus_rows[i]["text"], corpus_rows[i]["ends"]
-        )
-        for i in wanted.tolist()
+        SampledSentence(i, np.asarray(rows[i]["tokens"], np.int64), rows[i]["text"], rows[i]["ends"]) for i in numbers
     ]
     origin = f"{len(draw.sentences):,} random prefixes of the scanned corpus, seed {seed}"
     return draw.prefixes(sentences, index.manifest.model.bos, origin)
@@ -141,7 +138,7 @@ def sample_prefixes(index: Index, count: int = SAMPLE, seed: int = 0) -> Prefixe
 def sample_validation(
     index: Index, model: MemoryModel, corpus: CorpusSettings, count: int = SAMPLE, seed: int = 0
 ) -> Prefixes:
-    """Draw random prefixes of another corpus, cut and fed like the scanned one."""
+    """Draw random prefixes of another corpus, which is split into sentences with the settings of the scan."""
     bos = index.manifest.model.bos
     draw = _PrefixDraw(count, seed)
     by_id: dict[int, Sentence] = {}
@@ -154,12 +151,12 @@ def sample_validation(
         by_id = {i: sentence for i, sentence in by_id.items() if i in drawn}
         by_id |= {sentence.id: sentence for sentence in window if sentence.id in drawn}
     if not by_id:
-        raise CorpusError(f"{_names(corpus)} holds no text: not one token was found; check --validation")
+        raise CorpusError(f"{_names(corpus)} contains no tokens; check --validation")
     highest = max(max(sentence.tokens) for sentence in by_id.values())
     if highest >= model.vocabulary:
         raise SettingError(
-            f"the tokenizer gives token {highest}, but {model.name} has only {model.vocabulary}; "
-            "use the tokenizer that belongs to the model"
+            f"the tokenizer produced token {highest}, but {model.name} has only {model.vocabulary} tokens; "
+            "use the tokenizer of this model"
         )
     sentences = [
         SampledSentence(i, np.asarray(by_id[i].tokens, np.int64), by_id[i].text, by_id[i].ends) for i in sorted(by_id)
@@ -169,7 +166,7 @@ def sample_validation(
 
 
 class _PrefixDraw:
-    """Collects the prefixes with the lowest hashes."""
+    """Selects the prefixes with the lowest hashes from blocks of sentences."""
 
     def __init__(self, count: int, seed: int) -> None:
         self.count, self.seed = count, seed
@@ -178,13 +175,13 @@ class _PrefixDraw:
         self.positions = np.zeros(0, np.int64)
 
     def offer(self, sentences: NDArray[np.int64], lengths: NDArray[np.integer[Any]]) -> None:
-        """Offer all prefixes of sentences [n] with lengths [n]."""
+        """Add all prefixes of sentences [n] with lengths [n] as candidates."""
         from memlens.scanner.kernels import prefix_hashes
 
         ids = np.repeat(sentences, lengths)
         positions = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         hashes = prefix_hashes(self.seed + _SALT, ids, positions.astype(np.int32))
-        if len(self.hashes) == self.count:  # in a long text, most windows have few hashes below the highest one
+        if len(self.hashes) == self.count:  # most candidates of a long text have higher hashes, so drop them first
             below = np.flatnonzero(hashes <= self.hashes.max())
             hashes, ids, positions = hashes[below], ids[below], positions[below]
         hashes = np.concatenate([self.hashes, hashes])
@@ -224,16 +221,14 @@ def _names(corpus: CorpusSettings) -> str:
 def check_stop_words(words: str) -> None:
     """Raise SettingError unless there is a list for this language or it is "frequent"."""
     if words != FREQUENT and words not in STOP_LISTS:
-        raise SettingError(
-            f"there is no list of stop words for '{words}'; choose {', '.join(STOP_LISTS)} or {FREQUENT}"
-        )
+        raise SettingError(f"there is no list of stop words for '{words}'; use {', '.join(STOP_LISTS)} or {FREQUENT}")
 
 
 def stop_targets(index: Index, prefixes: Prefixes, words: str = "en") -> list[bool | None]:
     """Return whether the target of each prefix is a stop word, or None at the end of a sentence.
 
-    A token may be a piece of a word, so the whole word is looked up if the text is known. For a language without a
-    list, use "frequent": the most frequent tokens of the scanned corpus.
+    A token may be a piece of a word, so the whole word is compared with the list if the text is known. With "frequent",
+    the most frequent tokens of the scanned corpus count as stop words. Use it for languages without a list.
     """
     check_stop_words(words)
     targets = prefixes.targets.tolist()

@@ -1,9 +1,10 @@
-"""Promotion (beyond the paper): whether tokens after a memory's triggers are at the top or bottom of its value.
+"""Promotion (beyond the paper): whether the tokens after a memory's triggers are at the top or bottom of its value.
 
-The standing of a token in a value is the share of all other tokens with a lower score: 1 is the top, 0 the bottom. Each
-row has, for one memory, the mean standing of the tokens after its top 50 triggers, the numbers in the top and bottom
-tenth, and, as chance level, the mean standing of the tokens after another memory's triggers. A memory promotes the next
-token if its own tokens stand higher than that, and suppresses it if they stand lower.
+The standing of a token in a value is the share of other tokens with a lower score. It is 1 at the top and 0 at the
+bottom. Each row describes one memory: the mean standing of the tokens after its top 50 triggers, and how many of them
+are in the top and in the bottom tenth. The chance level is the mean standing of the tokens after the triggers of
+another memory. A memory promotes the next token if its tokens have a higher standing than that, and suppresses it if
+they have a lower one.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from memlens.experiments import experiment as ex
 from memlens.index.reader import Index
 from memlens.progress import Progress, no_progress
-from memlens.stats import Estimate, draw as draw_sample, generator, mean_estimate, share_interval
+from memlens.stats import draw as draw_sample, generator, mean_estimate, share_interval
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
@@ -24,9 +25,9 @@ TRIGGERS = 50
 _TENTH = 0.1
 SCHEMA = ex.schema(
     "layer:int32 memory:int32 triggers:int64",  # number of triggers with a next token
-    "standing shuffled",  # mean standing of its own next tokens, and of those of the layer's next sampled memory
+    "standing shuffled",  # mean standing of its next tokens, and of those of the next sampled memory of the layer
     "top:int64 bottom:int64",  # number of next tokens in the top tenth and in the bottom tenth
-    # of the layer, equal in all of its rows: mean standing, and mean of standing minus shuffled
+    # equal in all rows of a layer: mean standing over its memories, and mean of standing minus shuffled
     "layer_standing layer_standing_low layer_standing_high layer_beside layer_beside_low layer_beside_high",
 )
 
@@ -34,27 +35,27 @@ SCHEMA = ex.schema(
 def compute(
     index: Index, model: "MemoryModel", *, seed: int = 0, sample: int | None = 100, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """Return rows for `sample` memories of each layer, or for all that have a next token."""
+    """Return one row for each of `sample` memories per layer, or for all memories that have a next token."""
     import torch
 
     from memlens.vocab.table import read_next_tokens
     from memlens.vocab.tokens import tokens_read
 
     rows: list[ex.Row] = []
-    reading, read_tokens = index.manifest.values.reading or None, tokens_read(index)
+    reading, kept = index.manifest.values.reading or None, tokens_read(index)
     for layer in ex.layers_of(index, "promotion", progress):
         next_tokens = read_next_tokens(index, layer)
-        next_tokens = next_tokens if read_tokens is None else next_tokens.among(read_tokens, model.vocabulary)
+        next_tokens = next_tokens if kept is None else next_tokens.among(kept, model.vocabulary)
         following = next_tokens.tokens[:, :TRIGGERS]
-        having = np.flatnonzero((following >= 0).any(1))
-        chosen = draw_sample(having, sample, generator(seed, "promotion", layer))
-        others = np.roll(chosen, -1)
-        values = model.layers[layer].values[torch.from_numpy(chosen).to(model.device)]
+        candidates = np.flatnonzero((following >= 0).any(1))
+        sampled = draw_sample(candidates, sample, generator(seed, "promotion", layer))
+        others = np.roll(sampled, -1)
+        values = model.layers[layer].values[torch.from_numpy(sampled).to(model.device)]
         of_layer: list[ex.Row] = []
-        for place, (memory, other) in enumerate(zip(chosen.tolist(), others.tolist(), strict=True)):
+        for place, (memory, other) in enumerate(zip(sampled.tolist(), others.tolist(), strict=True)):
             scores = model.lens.value_scores(values[place : place + 1], layer, reading)[0].cpu().numpy()
-            scores = scores if read_tokens is None else scores[read_tokens]
-            standings, shuffled = (_standings(scores, following[memories]) for memories in (memory, other))
+            scores = scores if kept is None else scores[kept]
+            standings, shuffled = (_standings(scores, following[number]) for number in (memory, other))
             of_layer.append(
                 {
                     "layer": layer,
@@ -79,12 +80,12 @@ def _layer_means(rows: Sequence[ex.Row], layer: int, seed: int) -> ex.Row:
 
 
 def _beside(rows: Sequence[ex.Row]) -> NDArray[np.float64]:
-    """Return standing minus chance level of the memories with a known chance level. [n]"""
+    """Return the standing minus the chance level of each memory that has a chance level. [n]"""
     return np.array([row["standing"] - row["shuffled"] for row in rows if row["shuffled"] is not None])
 
 
 def _standings(scores: NDArray[Any], tokens: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Return the share of other tokens with lower scores [vocabulary] for each token [n]. -1 means no token."""
+    """Return the share of other tokens with a lower score for each token [n]. Leaves out tokens that are -1."""
     ordered = np.sort(scores)
     lower = np.searchsorted(ordered, scores[tokens[tokens >= 0]], side="left")
     standings: NDArray[np.float64] = lower / max(len(scores) - 1, 1)
@@ -92,7 +93,7 @@ def _standings(scores: NDArray[Any], tokens: NDArray[np.int32]) -> NDArray[np.fl
 
 
 def by_layer(rows: Sequence[ex.Row]) -> list[ex.Row]:
-    """Return means over the memories of a layer, and the share that promotes the next token."""
+    """Return one row per layer with means over its memories and the share that promotes the next token."""
     by_layer_rows = []
     for layer in sorted({row["layer"] for row in rows}):
         layer_rows = [row for row in rows if row["layer"] == layer]
@@ -136,32 +137,24 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     return [charts.panel("promotion", chart, text, layers, "standing")]
 
 
-def say_where(index: Index, rows: list[ex.Row]) -> tuple[str, str] | None:
-    """Name the layers whose values promote the next token, and those whose values suppress it."""
+def describe_direction(index: Index, rows: list[ex.Row]) -> tuple[str, str] | None:
+    """Return a sentence on the layers whose values promote the next token, and on those whose values suppress it."""
     layers = [row for row in by_layer(rows) if row["beside"] is not None]
     if not layers:
         return None
-    sure = {
+    estimates = {
         row["layer"]: estimate.widened(len(layers))
         for row in layers
         if (estimate := ex.prefix_estimate([row], "beside"))
     }
-    ups, downs = ([n for n, estimate in sure.items() if above(estimate)] for above in (_is_above, _is_below))
-    where = f" (layers {', '.join(map(str, downs))})" if downs else ""
+    promoting = [layer for layer, estimate in estimates.items() if estimate.low > 0]
+    suppressing = [layer for layer, estimate in estimates.items() if estimate.high < 0]
+    where = f" (layers {', '.join(map(str, suppressing))})" if suppressing else ""
     return (
         "direction",
-        f"Values promote the next token in {len(ups)} of {len(sure)} layers and suppress it in {len(downs)}{where}, "
-        f"with "
-        "intervals that hold for all layers at once.",
+        f"Values promote the next token in {len(promoting)} of {len(estimates)} layers and suppress it in "
+        f"{len(suppressing)}{where}, with intervals that hold for all layers at once.",
     )
-
-
-def _is_above(estimate: Estimate) -> bool:
-    return estimate.low > 0
-
-
-def _is_below(estimate: Estimate) -> bool:
-    return estimate.high < 0
 
 
 EXPERIMENT = ex.Experiment(
@@ -176,13 +169,12 @@ EXPERIMENT = ex.Experiment(
             question="Do values promote or suppress the next token?",
             lead="Above the thin line, values promote the tokens that follow their triggers; below it, they suppress "
             "them.",
-            how="For random memories of each layer, the standing of the tokens that follow their triggers among all "
-            "tokens, by the scores of the value: 1 is the top, 0 the bottom. Dotted: the tokens that follow another "
-            "memory’s triggers, in the same value, which reflects the frequency of tokens alone. Intervals over "
-            "memories.",
+            how="The standing of the tokens that follow a memory’s triggers among all tokens, by the scores of its "
+            "value: 1 is the top, and 0 is the bottom. It is computed for random memories of each layer. The thin line "
+            "is the standing of the tokens that follow another memory’s triggers, which reflects only how frequent "
+            "tokens are. Intervals are over memories.",
             draw=draw,
-            contract=("layer", "memory", "standing", "shuffled", "layer_standing", "layer_beside"),
-            note=say_where,
+            note=describe_direction,
         ),
     ),
     sample=100,

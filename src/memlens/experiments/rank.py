@@ -1,7 +1,7 @@
 """Rank (Figure 5): the rank of the token after the top-1 trigger in the distribution of the memory's value.
 
-The table has quartiles over the memories of a layer. Rank 1 is the top token. The interval is that of the median.
-`shuffled` is the median rank of another memory's target in the same value, which reflects token frequency alone.
+The table has quartiles over the memories of a layer, and an interval of the median. Rank 1 is the top token. `shuffled`
+is the median rank of another memory's target in the same value, which reflects only how frequent tokens are.
 """
 
 from dataclasses import replace
@@ -22,14 +22,14 @@ SCHEMA = ex.schema(
     "memories:int64 vocabulary:int64",  # number of memories with a target; size of the vocabulary
     "shuffled",  # median rank of the targets of other memories of the layer
     "no_trigger:int64 no_next:int64",  # numbers of excluded memories
-    *ex.kind_columns("memories:int64", "median", "low", "high"),  # by kind of memory, in a mixture
+    *ex.kind_columns("memories:int64", "median", "low", "high"),  # by kind, in a mixture
 )
 
 
 def compute(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """Return one row per layer, for `sample` memories of each or all."""
+    """Return one row per layer, computed from `sample` memories of the layer or from all."""
     rows: list[ex.Row] = []
     for layer in ex.layers_of(index, "rank", progress):
         random = generator(seed, "rank", layer)
@@ -62,14 +62,14 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     from memlens.experiments import charts
 
     both = charts.quartiles_beside_paper(_relative(rows, model.vocabulary), _relative(published()), model)
-    known = [row for row in rows if row.get("shuffled") is not None]
     chance = [
         {
             "baseline": "this model, shuffled targets",
             "layer": row["layer"],
-            "value": row["shuffled"] / _head(row, model),
+            "value": row["shuffled"] / (row.get("vocabulary") or model.vocabulary),
         }
-        for row in known
+        for row in rows
+        if row.get("shuffled") is not None
     ]
     title = "rank of the next token (share of the vocabulary)"
     scale = alt.Scale(type="log")
@@ -80,13 +80,8 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     return [charts.panel("rank", chart, text, rows, "median"), *kinds]
 
 
-def _head(row: ex.Row, model: ex.ModelShape) -> int:
-    """Return the size of the vocabulary that ranks refer to."""
-    return row.get("vocabulary") or model.vocabulary
-
-
 def _relative(rows: list[ex.Row], vocabulary: int = 0) -> list[ex.Row]:
-    """Return quartiles and their intervals as shares of the vocabulary. A layer without ranks keeps None."""
+    """Return quartiles and the interval of the median as shares of the vocabulary. None stays None."""
     columns = (*ex.QUARTILES, "low", "high", "shuffled")
     return [
         {"layer": row["layer"], "memories": row.get("memories")}
@@ -100,17 +95,17 @@ def _relative(rows: list[ex.Row], vocabulary: int = 0) -> list[ex.Row]:
 
 
 def rank_improves(evidence: ex.Evidence) -> ex.Judgement:
-    known = ex.known_rows(evidence.rows, ("median",), "memories")
-    if any(not row.get("vocabulary") for row in known):
+    measured = ex.known_rows(evidence.rows, ("median",), "memories")
+    if any(not row.get("vocabulary") for row in measured):
         return ex.NOT_MEASURED
     relative = [
         replace(source, rows=_relative(rows))
-        for source, rows in ((evidence, known), (evidence.theirs, evidence.published))
+        for source, rows in ((evidence, measured), (evidence.theirs, evidence.published))
     ]
     yours, theirs = (source.trend("median") for source in relative)
     first = relative[0].first("median")
     judged = ex.judge_trend(yours, theirs, -1, f"median rank {percent(first)} of the vocabulary")
-    last = [row for row in known if row.get("shuffled") is not None][-1:]
+    last = [row for row in measured if row.get("shuffled") is not None][-1:]
     if yours is None or not last:
         return judged
     beside = f"{last[0]['median']:,.0f} in layer {last[0]['layer']}, {last[0]['shuffled']:,.0f} with shuffled targets"
@@ -127,16 +122,15 @@ EXPERIMENT = ex.Experiment(
             SCHEMA,
             compute,
             question="How does the value rank the next token?",
-            lead="Lower is better. Line: median over the memories of a layer; band: quartiles.",
+            lead="Lower is better. The line is the median over the memories of a layer, and the band shows quartiles.",
             how="The rank of the token after the strongest trigger in p(v): 1 + the number of tokens with a strictly "
             "higher score. The table has ranks. The chart divides them by the size of the vocabulary, on a logarithmic "
             "axis, so that models can be compared. The paper’s ranks are divided by 20,000, the head of its adaptive "
             "softmax, because a flat value ranks all targets there (inferred from the published quartiles of layers "
             "0–5, which are uniform over 20,000). Shuffled: the median rank of the target of the next memory of the "
-            "layer. Intervals of the median by order statistics.",
+            "layer. The interval of the median is computed from order statistics.",
             draw=draw,
             published=published,
-            contract=("layer", *ex.QUARTILES),
         ),
     ),
     needs=("values",),
@@ -145,7 +139,7 @@ EXPERIMENT = ex.Experiment(
             "rank",
             "The rank of the next token improves with depth",
             "median 9,611 of 20,000 (inferred) in layer 0, 5,139 in layer 15",
-            "Median rank as a share of the vocabulary (for the paper: of the head of its softmax), by layer. "
+            "Median rank as a share of the vocabulary (of the head of the softmax for the paper), by layer. "
             + ex.RULE_OF_TRENDS
             + ex.rule_of_enough("memories"),
             rank_improves,

@@ -1,7 +1,7 @@
 """Refinement (Figure 9): how often the residual of a layer already predicts the final token, top(r_l) == top(o_L).
 
-`step` is the rate minus that of the previous layer. `pace` is the mean step from this layer on minus the mean step up
-to it. All layers are measured on the same prefixes, so intervals of differences are paired over prefixes.
+`step` is the rate minus the rate of the previous layer. `pace` is the mean step after a layer minus the mean step up to
+this layer. All layers are measured on the same prefixes, so intervals of differences are paired over prefixes.
 """
 
 from dataclasses import replace
@@ -16,22 +16,22 @@ from memlens.text import percent
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import PrefixTables
 
-_NEAR_BEND = 0.1  # maximum distance from the bend in relative depth
+_NEAR_BEND = 0.1  # maximum distance in relative depth from the bend of the paper's curve
 _MARGIN = 0.05  # margin of equivalence for "a third"
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 match:int64 rate low high",
-    "step step_low step_high",  # rate minus that of the previous layer; the interval holds for all layers at once
-    "pace pace_low pace_high",  # mean step from here on minus mean step up to here, starting at the first scanned layer
+    "step step_low step_high",  # rate minus the previous layer's rate; the intervals hold for all layers at once
+    "pace pace_low pace_high",  # mean step after this layer minus mean step from the first scanned layer to this one
     "trend trend_low trend_high",  # slope over relative depth from layer 1 on; equal in all rows
 )
 
 
-def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
-    """Return counts and rates with intervals, by layer."""
-    final = seen.column("final_token")
-    by_layer = {layer: np.asarray(columns["residual_token"] == final) for layer, columns in seen.by_layer()}
+def compute(tables: "PrefixTables", seed: int) -> list[ex.Row]:
+    """Return one row per layer with counts, rates and intervals."""
+    final = tables.column("final_token")
+    by_layer = {layer: np.asarray(columns["residual_token"] == final) for layer, columns in tables.by_layer()}
     layers, matches = list(by_layer), np.stack(list(by_layer.values()))  # [layers, prefixes]
-    depths = len(seen.index.manifest.model.memories)
+    depths = len(tables.index.manifest.model.memories)
     trend = ex.prefix_trend(matches, layers, depths, generator(seed, "refinement trend"))
     rows = []
     for place, layer in enumerate(layers):
@@ -78,10 +78,10 @@ def predictions_settle(evidence: ex.Evidence) -> ex.Judgement:
     if not steps:
         return ex.NOT_MEASURED
     falls = sum(step.high < 0 for step in steps)
-    words = f"{falls} of {len(steps)} steps from layer to layer decrease"
+    decreases = f"the share decreases in {falls} of {len(steps)} steps from layer to layer"
     first = percent(evidence.first("rate"))
     yours, theirs = evidence.trend("rate"), evidence.theirs.trend("rate")
-    return ex.judge_trend(yours, theirs, 1, first, (not falls, words))
+    return ex.judge_trend(yours, theirs, 1, first, (not falls, decreases))
 
 
 def _enough(evidence: ex.Evidence) -> ex.Evidence:
@@ -110,13 +110,13 @@ def upper_layers_settle_faster(evidence: ex.Evidence) -> ex.Judgement:
     if yours is None or theirs is None:
         return ex.NOT_MEASURED
     verdict = ex.direction(yours, theirs.value)
-    sure = "faster than" if yours.low > 0 else "more slowly than" if yours.high < 0 else "about as fast as"
+    pace = "faster than" if yours.low > 0 else "more slowly than" if yours.high < 0 else "about as fast as"
     return ex.Judgement(
         f"{ex.as_points(yours.value)} per layer relative to the lower part",
         f"{ex.as_points(yours.low)} to {ex.as_points(yours.high)}",
         verdict,
-        f"From {percent(ex.BEND, 0)} of the depth on, the share grows {sure} before: {ex.as_points(yours.value)} per "
-        f"layer, published {ex.as_points(theirs.value)}.",
+        f"From {percent(ex.BEND, 0)} of the depth on, the share grows {pace} before. The difference is "
+        f"{ex.as_points(yours.value)} per layer, published {ex.as_points(theirs.value)}.",
         yours,
     )
 
@@ -127,10 +127,13 @@ def _pace(evidence: ex.Evidence) -> Estimate | None:
     Returns None if this layer, the first layer or the last layer is missing.
     """
     rows = _enough(evidence).rows
-    away = {abs(ex.depth(row["layer"], evidence.layers) - ex.BEND): row for row in rows if row.get("pace") is not None}
-    if not away or min(away) > _NEAR_BEND or {0, evidence.layers - 1} - {row["layer"] for row in rows}:
+    layers = {row["layer"] for row in rows}
+    rows = [row for row in rows if row.get("pace") is not None]
+    by_distance = {abs(ex.depth(row["layer"], evidence.layers) - ex.BEND): row for row in rows}
+    nearest = min(by_distance, default=1.0)
+    if nearest > _NEAR_BEND or not {0, evidence.layers - 1} <= layers:
         return None
-    return ex.estimate_of(away[min(away)], "pace", "pace_low", "pace_high")
+    return ex.estimate_of(by_distance[nearest], "pace", "pace_low", "pace_high")
 
 
 EXPERIMENT = ex.prefix_experiment(
@@ -142,31 +145,31 @@ EXPERIMENT = ex.prefix_experiment(
         SCHEMA,
         compute,
         question="When is the prediction made?",
-        lead="Share of prefixes whose residual already has the final token on top, before each feed-forward layer.",
+        lead="The share of prefixes whose residual already predicts the final token, before each feed-forward layer.",
         how="The share of sampled prefixes for which the top token of the residual r before a layer’s feed-forward "
         "block is the finally predicted token. States are read through the final norm and the output embedding. "
-        "Wilson intervals; intervals of steps and paces are paired over prefixes.",
+        "Shares have Wilson intervals. Intervals of steps and paces are paired over prefixes.",
         draw=draw,
         published=published,
-        contract=("layer", "prefixes", "match", "rate"),
     ),
     claims=(
         ex.Claim(
             "refinement",
             "The prediction settles layer by layer",
             "2.6% → 86%",
-            "Share of prefixes whose residual already has the final token on top, paired over prefixes. "
+            "Share of prefixes whose residual already predicts the final token, paired over prefixes. "
             + ex.RULE_OF_TRENDS
-            + " Also in part if a step from one layer to the next decreases (intervals that hold for all layers at "
-            "once)." + ex.rule_of_enough("prefixes"),
+            + " It appears only in part if the share decreases from one layer to the next, with intervals that hold "
+            "for all layers at once." + ex.rule_of_enough("prefixes"),
             predictions_settle,
         ),
         ex.Claim(
             "last-residual",
             "Most predictions are made before the last feed-forward layer",
             "86%",
-            "Share of prefixes whose residual in the last layer has the final token on top. Appears if the Wilson "
-            "interval lies above one half, does not appear if it lies below." + ex.rule_of_enough("prefixes"),
+            "Share of prefixes whose residual in the last layer predicts the final token. The claim appears if the "
+            "Wilson interval lies above one half, and does not appear if it lies below."
+            + ex.rule_of_enough("prefixes"),
             last_residual_knows_the_token,
             write=percent,
         ),
@@ -174,8 +177,8 @@ EXPERIMENT = ex.prefix_experiment(
             "bottom-third",
             "A third of the predictions are made in the bottom few layers",
             "31% by layer 4, the last of its lower third (inferred from the figure)",
-            "Share of prefixes whose residual in the last layer of the lower third has the final token on top, "
-            "Wilson interval. Appears if it lies within 5 points of a third, does not appear if it lies outside."
+            "Share of prefixes whose residual in the last layer of the lower third predicts the final token. The claim "
+            "appears if the Wilson interval lies within 5 points of a third, and does not appear if it lies outside."
             + ex.rule_of_enough("prefixes"),
             bottom_layers_decide_a_third,
             write=percent,
@@ -186,9 +189,10 @@ EXPERIMENT = ex.prefix_experiment(
             "Predictions settle faster in the upper layers",
             "from layer 9 on, by 3.2 points per layer more than before",
             "Mean step of the share from the paper’s layer 9 on (59% of the depth; the nearest layer here) minus the "
-            "mean step before, paired over prefixes. Appears if the 95% interval lies above 0, in part if it ends "
-            "below a tenth of the published difference, does not appear if it lies below 0 or ends below that tenth. "
-            "The first, the last and this layer must have been scanned." + ex.rule_of_enough("prefixes"),
+            "mean step before, paired over prefixes. The claim appears if the 95% interval lies above 0, and in part "
+            "if it also ends below a tenth of the published difference. It does not appear if the interval lies "
+            "below 0, or if it contains 0 and ends below that tenth. The first layer, the last layer and this layer "
+            "must have been scanned." + ex.rule_of_enough("prefixes"),
             upper_layers_settle_faster,
         ),
     ),

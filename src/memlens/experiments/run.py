@@ -1,7 +1,7 @@
 """Run experiments and write their tables to the index: INDEX/experiments/NAME.parquet.
 
-The same index, model and seed give the same bytes, wherever the model runs. The pass over prefixes is stored in the
-index and reused as long as its settings stay the same.
+The same index, model and seed give the same bytes, wherever the model runs. The index stores the pass over prefixes and
+reuses it as long as its settings stay the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from memlens.annotations.records import Annotations
 from memlens.errors import IndexFolderError, SettingError, UnknownName
-from memlens.experiments.experiment import PREFIX_OPTIONS, SAMPLE, SHUFFLED, Experiment, ResultTable, Row
+from memlens.experiments.experiment import SAMPLE, SHUFFLED, Experiment, ResultTable, Row
 from memlens.index.format import EXPERIMENTS as FOLDER
 from memlens.index.reader import Index
 from memlens.pool import Pool
@@ -39,24 +39,24 @@ def _load(module: str) -> Experiment:
 
 
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in map(_load, MODULES)}
-NULL = _load(SHUFFLED)  # judges the claims in shuffled networks by running experiments again; not part of "all"
+NULL = _load(SHUFFLED)  # runs the experiments again on shuffled networks; not part of "all"
 
 
 def find_experiments(names: Sequence[str]) -> list[Experiment]:
-    """Return experiments by name, without repeats, in the order of MODULES. `all` means every one but NULL.
+    """Return experiments by name, without repeats, in the order of MODULES. `all` means all experiments except NULL.
 
     Raises:
         UnknownName: There is no such experiment.
     """
-    known = {**EXPERIMENTS, NULL.name: NULL}
+    experiments = {**EXPERIMENTS, NULL.name: NULL}
     for name in names:
-        if name not in known and name != "all":
-            raise UnknownName(f"there is no experiment '{name}'; known: {', '.join(known)}, or all")
-    return [one for name, one in known.items() if name in names or ("all" in names and name in EXPERIMENTS)]
+        if name not in experiments and name != "all":
+            raise UnknownName(f"there is no experiment '{name}'; known: {', '.join(experiments)}, or all")
+    return [one for name, one in experiments.items() if name in names or ("all" in names and name in EXPERIMENTS)]
 
 
 def in_paper_order() -> list[Experiment]:
-    """Return the experiments by the number of their first figure, followed by those without a figure."""
+    """Return the experiments in the order of their figures in the paper. Those without a figure come last."""
 
     def figure(experiment: Experiment) -> float:
         match = re.match(r"Figure (\d+)", experiment.figure)
@@ -66,15 +66,15 @@ def in_paper_order() -> list[Experiment]:
 
 
 def all_tables() -> Iterator[tuple[Experiment, ResultTable]]:
-    """Yield every table of every experiment, in the order of the paper, and that of NULL."""
+    """Yield every table of every experiment in the order of the paper, and the table of NULL last."""
     for experiment in [*in_paper_order(), NULL]:
         for table in experiment.tables:
             yield experiment, table
 
 
 STOP_WORDS = "en"
-_ORIGIN = ("origin", "validation_corpus")  # names of notes on the source of the prefixes
-_READING_OF_Y = {"y": "as values"}  # recorded with tables on prefixes
+_ORIGIN = ("origin", "validation_corpus")  # fields of the manifest that describe the source of the prefixes
+_READING_OF_Y = {"y": "as values"}  # how the pass reads y, recorded with every table on prefixes
 
 
 def run(
@@ -84,50 +84,57 @@ def run(
     *,
     seed: int = 0,
     sample: int | None = None,
+    validation: CorpusSettings | None = None,
+    stop_words: str | None = None,
     progress: Progress = no_progress,
     skipped: Callable[[str, str], None] | None = None,
     make_pool: Callable[[MemoryModel], Pool] | None = None,
-    **options: Any,
 ) -> dict[str, pa.Table]:
-    """Compute experiments and write their tables. Returns the tables by name.
+    """Run experiments and write their tables. Returns the tables by name.
 
     Args:
         index: The index to read and write.
-        names: Experiments to run. `all` runs every experiment that this index allows.
-        model: The scanned model or its location; loaded only if an experiment uses it.
+        names: Experiments to run. `all` runs every experiment that this index supports.
+        model: The scanned model or its location. It is loaded only if an experiment uses it.
         seed: Seed of all random draws.
-        sample: Sample size of the named experiments and of those on prefixes; None for each experiment's default.
+        sample: Sample size of the named experiments and of those on prefixes. None for each experiment's default.
+        validation: Corpus to draw prefixes from. None draws them from the scanned corpus.
+        stop_words: Language of the stop words, or "frequent". None for the default.
         progress: Called with stage, done and total.
         skipped: Called with name and reason for each experiment that `all` leaves out.
         make_pool: Makes the pool on which the model runs. None runs the model in this process.
-        options: Passed to the experiments that take them.
 
     Raises:
         IndexFolderError: A named experiment needs a table that is missing, or the index has no values.
-        SettingError: No chosen experiment takes an option.
+        SettingError: `validation` or `stop_words` is given, but no experiment is on prefixes.
     """
-    asked = [names] if isinstance(names, str) else list(names)
-    chosen = _possible(index, find_experiments(asked), asked, skipped)
-    _refuse_unused(chosen, options)
+    requested = [names] if isinstance(names, str) else list(names)
+    experiments = _supported(index, find_experiments(requested), requested, skipped)
+    prefix_options = {"validation": validation, "stop_words": stop_words}
+    prefix_options = {name: value for name, value in prefix_options.items() if value is not None}
+    if prefix_options and not any(experiment.on_prefixes for experiment in experiments):
+        option = min(prefix_options)
+        raise SettingError(f"none of the chosen experiments takes the option '{option}'; leave it out")
     # check a named model even if no experiment uses it, so that a wrong model does not go unnoticed
-    is_used = model is not None or any(experiment.uses_model for experiment in chosen)
+    is_used = model is not None or any(experiment.uses_model for experiment in experiments)
     loaded = index.load_model(model) if is_used else None
     pool = None if make_pool is None or loaded is None else make_pool(loaded)
     computed: dict[str, pa.Table] = {}
-    for experiment in chosen:
-        takes_sample = experiment.on_prefixes or experiment.name in asked
+    for experiment in experiments:
+        takes_sample = experiment.on_prefixes or experiment.name in requested
         size = sample if sample is not None and takes_sample else experiment.sample
-        taken = {name: value for name, value in options.items() if name in experiment.options}
-        rows = _compute(index, experiment, loaded, pool, seed, size, progress, taken)
+        rows = _compute(index, experiment, loaded, pool, seed, size, progress, prefix_options)
         tables = {
-            table.name: pa.Table.from_pylist(own_rows, table.schema)
-            for table, own_rows in zip(experiment.tables, rows, strict=True)
+            table.name: pa.Table.from_pylist(table_rows, table.schema)
+            for table, table_rows in zip(experiment.tables, rows, strict=True)
         }
-        # each experiment records the text and stop words of its pass, because the next pass overwrites the note
-        seen = index.manifest.prefix_pass.content if experiment.on_prefixes else {}
-        passed = {name: seen[name] for name in PREFIX_OPTIONS if name in experiment.options}
-        origin = {name: seen[name] for name in _ORIGIN if name in seen}
-        computed |= _keep(index, experiment, tables, {"seed": seed, "sample": size, **passed}, origin)
+        settings, source = {"seed": seed, "sample": size}, {}
+        if experiment.on_prefixes:
+            # each experiment records the settings of its pass, because the next pass overwrites this note
+            note = index.manifest.prefix_pass.content
+            settings |= {name: note[name] for name in ("validation", "stop_words")}
+            source = {name: note[name] for name in _ORIGIN if name in note}
+        computed |= _write(index, experiment, tables, settings, source)
     return computed
 
 
@@ -191,17 +198,18 @@ def _compute(
     seed: int,
     sample: int | None,
     progress: Progress,
-    options: Mapping[str, Any],
+    prefix_options: Mapping[str, Any],
 ) -> list[list[Row]]:
     """Return the rows of each table of an experiment."""
     if not experiment.on_prefixes:
-        given = {"seed": seed, "sample": sample, "progress": progress, **({"pool": pool} if experiment.maps else {})}
-        return [table.compute(index, model, **given) for table in experiment.tables]
+        options = {"seed": seed, "sample": sample, "progress": progress, **({"pool": pool} if experiment.maps else {})}
+        return [table.compute(index, model, **options) for table in experiment.tables]
     from memlens.experiments.prefix_pass import read_prefixes
 
     assert model is not None
-    seen = read_prefixes(index, model, sample=sample or SAMPLE, seed=seed, progress=progress, pool=pool, **options)
-    return [table.compute(seen, seed) for table in experiment.tables]
+    sample = sample or SAMPLE
+    tables = read_prefixes(index, model, sample=sample, seed=seed, progress=progress, pool=pool, **prefix_options)
+    return [table.compute(tables, seed) for table in experiment.tables]
 
 
 def is_made(
@@ -213,90 +221,84 @@ def is_made(
     validation: CorpusSettings | None = None,
     stop_words: str = STOP_WORDS,
 ) -> bool:
-    """Return True if the index holds the complete tables of this experiment, made from its current tables."""
+    """Return True if the index holds complete tables of this experiment with these settings that are up to date."""
     from memlens.corpus.sentences import corpus_fingerprint
 
     if experiment.obstacle(index) is not None:
         return False
-    given = {"validation": None if validation is None else corpus_fingerprint(validation), "stop_words": stop_words}
-    settings = {
-        "seed": seed,
-        "sample": experiment.sample if sample is None else sample,
-        **{name: given[name] for name in PREFIX_OPTIONS if name in experiment.options},
-    }
+    settings: dict[str, Any] = {"seed": seed, "sample": experiment.sample if sample is None else sample}
+    if experiment.on_prefixes:
+        fingerprint = None if validation is None else corpus_fingerprint(validation)
+        settings |= {"validation": fingerprint, "stop_words": stop_words}
     content = index.manifest.experiment(experiment.name).content
-    noted = {name: value for name, value in content.items() if name not in _ORIGIN}  # without names of files
-    whole = all(index.is_whole(f"{FOLDER}/{name}") for name in experiment.table_names)
-    return whole and noted == _note(index, experiment, settings)
+    note = {name: value for name, value in content.items() if name not in _ORIGIN}  # without names of files
+    is_whole = all(index.is_whole(f"{FOLDER}/{table.name}") for table in experiment.tables)
+    return is_whole and note == _note(index, experiment, settings)
 
 
 def is_outdated(index: Index, experiment: Experiment) -> bool:
-    """Return True if a table or annotation that the tables were made from has changed."""
-    noted = index.manifest.experiments.get(experiment.name)
-    if noted is None:
-        return False
-    is_read_otherwise = experiment.on_prefixes and not _READING_OF_Y.items() <= noted.content.items()
-    return is_read_otherwise or noted.made_from != _sources(index, experiment)
+    """Return True if a table or annotation from which the tables were computed has changed."""
+    note = index.manifest.experiments.get(experiment.name)
+    return note is not None and note.made_from != _sources(index, experiment)
 
 
 def origin(index: Index, experiment: Experiment) -> str:
-    """Describe the corpus of an experiment's prefixes; empty for an experiment that is not on prefixes."""
-    noted = index.manifest.experiment(experiment.name)
-    if not experiment.on_prefixes or noted.seed is None:
+    """Describe the corpus from which the prefixes of an experiment were drawn, or return "" if it uses no prefixes."""
+    note = index.manifest.experiment(experiment.name)
+    if not experiment.on_prefixes or note.seed is None:
         return ""
-    text = "another corpus" if noted.validation else "the scanned corpus"
-    return noted.origin or f"up to {noted.sample:,} random prefixes of {text}, seed {noted.seed}"
+    text = "another corpus" if note.validation else "the scanned corpus"
+    return note.origin or f"up to {note.sample:,} random prefixes of {text}, seed {note.seed}"
 
 
-def _possible(
-    index: Index, chosen: Sequence[Experiment], asked: Sequence[str], skipped: Callable[[str, str], None] | None
+def _supported(
+    index: Index, experiments: Sequence[Experiment], names: Sequence[str], skipped: Callable[[str, str], None] | None
 ) -> list[Experiment]:
-    """Return the experiments that this index allows. Raises IndexFolderError for one that was named explicitly."""
-    possible = []
-    for experiment in chosen:
+    """Return the experiments that can run on this index.
+
+    Raises:
+        IndexFolderError: An experiment that is listed in `names` cannot run, or the index has no values.
+    """
+    supported = []
+    for experiment in experiments:
         reason = experiment.obstacle(index)
         if reason is None:
-            possible.append(experiment)
-        elif experiment.name in asked or ("values" in experiment.needs and not index.has("values")):
+            supported.append(experiment)
+        elif experiment.name in names or ("values" in experiment.needs and not index.has("values")):
             raise IndexFolderError(reason)
         elif skipped is not None:
             skipped(experiment.name, reason)
-    return possible
+    return supported
 
 
-def _refuse_unused(chosen: Sequence[Experiment], options: Mapping[str, Any]) -> None:
-    known = {option for experiment in chosen for option in experiment.options}
-    for name in sorted(set(options) - known):
-        raise SettingError(f"none of the chosen experiments takes the option '{name}'; leave it out")
-
-
-def _keep(
+def _write(
     index: Index,
     experiment: Experiment,
     tables: Mapping[str, pa.Table],
     settings: Mapping[str, Any],
-    origin: Mapping[str, Any],
+    source: Mapping[str, Any],
 ) -> dict[str, pa.Table]:
     """Write an experiment's tables, with its settings in the files and in the manifest.
 
-    The origin is written only to the manifest. It names files, whose location must not change the bytes of a table.
+    Only the manifest records the source of the prefixes, because it names files. Their location must not change the
+    bytes of a table.
     """
     note = _note(index, experiment, settings)
     metadata = {"memlens": json.dumps(note, sort_keys=True)}
-    noted = {name: table.replace_schema_metadata(metadata) for name, table in tables.items()}
-    written = {f"{FOLDER}/{name}": (table.schema, [table]) for name, table in noted.items()}
-    entry = {experiment.name: {**note, **origin}}
-    index.write(written, lambda: {"experiments": {**index.manifest.content.get("experiments", {}), **entry}})
-    return noted
+    tables = {name: table.replace_schema_metadata(metadata) for name, table in tables.items()}
+    files = {f"{FOLDER}/{name}": (table.schema, [table]) for name, table in tables.items()}
+    entry = {experiment.name: {**note, **source}}
+    index.write(files, lambda: {"experiments": {**index.manifest.content.get("experiments", {}), **entry}})
+    return tables
 
 
 def _note(index: Index, experiment: Experiment, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the manifest's note of an experiment. Its checksums of sources show when the tables are outdated."""
+    """Return the manifest's note on an experiment. The checksums of its sources show when its tables are outdated."""
     return {**settings, **(_READING_OF_Y if experiment.on_prefixes else {}), "from": _sources(index, experiment)}
 
 
 def _sources(index: Index, experiment: Experiment) -> dict[str, str]:
-    """Return checksums of the tables and annotations that an experiment is made from."""
-    used = {table: checksum for table in experiment.needs if (checksum := index.manifest.sha256(table))}
+    """Return checksums of the tables and annotations from which an experiment is computed."""
+    sources = {table: checksum for table in experiment.needs if (checksum := index.manifest.sha256(table))}
     mark = Annotations(index).mark(experiment.people) if experiment.people else None
-    return used if mark is None else used | {experiment.people: mark}
+    return sources if mark is None else sources | {experiment.people: mark}

@@ -1,13 +1,13 @@
-"""The paper's claims in shuffled networks (beyond the paper): what untrained networks of this shape show.
+"""The paper's claims in shuffled networks (beyond the paper): what networks of this shape show without training.
 
-1. Take the first tokens of the scanned text and the layers that claims refer to: the first two, the last of the lower
-   third, the one where the paper's curve of predictions bends, and the last.
-2. Scan them with the model, compute values, patterns and the experiments with small samples, and judge the claims. Keep
-   the number that each claim is judged on.
-3. Do the same with the model's weight matrices shuffled, for a few seeds (models/shuffle.py).
+1. Select the first tokens of the scanned text, and the layers to which claims refer: the first two layers, the last
+   layer of the lower third, the layer where the paper's curve of predictions bends, and the last layer.
+2. Scan this text with these layers. Compute values, patterns and the experiments with small samples, and judge the
+   claims. Store the number on which each claim is judged.
+3. Repeat step 2 with the weight matrices of the model shuffled, for several seeds (models/shuffle.py).
 
 The trained network is measured again because most numbers depend on the amount of text. A claim appears only if its
-number exceeds that of shuffled networks (`experiment.exceeds`).
+number exceeds that of the shuffled networks (`experiment.exceeds`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
 
 TOKENS = 10_000
-NETWORKS = 6  # number of shuffled networks; with fewer, the variation between them is poorly known
+NETWORKS = 6  # number of shuffled networks; fewer would give a poor estimate of the variation between them
 SAMPLES = {"local-edits": 8}  # number of memories per layer, by experiment
 PREFIXES = 500
-SHIPPED = Path(__file__).parents[1] / "bundled" / "shuffled.json"  # rows of the demo (training/shuffled.py)
+SHIPPED = Path(__file__).parents[1] / "bundled" / "shuffled.json"  # precomputed rows for the demo
 
 SCHEMA = ex.schema(
     "claim:string seed:int32 tokens:int64 value low high",  # in a shuffled network
@@ -49,7 +49,10 @@ def compute(
     sample: int | None = TOKENS,
     progress: Progress = no_progress,
 ) -> list[ex.Row]:
-    """Return one row per claim and shuffled network; `sample` is the number of tokens of text."""
+    """Return one row per claim and shuffled network. `sample` is the number of tokens of text.
+
+    The rows of the demo are read from SHIPPED, which training/shuffled.py writes, if their inputs are the same.
+    """
     from memlens.models.shuffle import shuffled_weights
 
     rows = []
@@ -77,26 +80,26 @@ def compute(
 
 
 def digest_inputs(index: Index, model: MemoryModel, text: Path, seed: int) -> str:
-    """Return a digest of all that the rows depend on except the code: model, text, settings, seed and sample sizes.
+    """Return a digest of the inputs that determine the rows: model, text, settings, seed and sample sizes.
 
     Threads and batches are left out, because they change only the last bits of numbers.
     """
-    noted, values = index.manifest.patterns, index.manifest.values
+    patterns, values = index.manifest.patterns, index.manifest.values
     settings = replace(index.manifest.settings, threads=1, batch_tokens=1, max_tokens=None, layers=None)
-    described = [
+    inputs = [
         model.fingerprint(),
         text.read_text("utf-8"),
         [*chosen_layers(index)],
         asdict(settings),
         [values.top, values.reading, values.vocabulary],
-        [noted.settings, "states" in noted.content] if noted else None,
+        [patterns.settings, "states" in patterns.content] if patterns else None,
         [seed, NETWORKS, PREFIXES, SAMPLES],
     ]
-    return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def write_part(index: Index, path: Path, tokens: int | None) -> int:
-    """Write the first sentences of the text with at least this many tokens, one record per document; count tokens."""
+    """Write the first sentences that have at least `tokens` tokens, one record per document. Returns their tokens."""
     documents: dict[str, list[str]] = {}
     count = 0
     for row in index.stream("SELECT text, source, len(tokens) AS tokens FROM {corpus} ORDER BY sentence"):
@@ -110,7 +113,7 @@ def write_part(index: Index, path: Path, tokens: int | None) -> int:
 
 
 def chosen_layers(index: Index) -> tuple[int, ...]:
-    """Return the layers to measure, among the scanned ones."""
+    """Return the scanned layers that are measured."""
     depth = len(index.manifest.model.memories)
     lower = [layer for layer in range(depth) if ex.third(layer, depth) == "lower"]
     bend = min(range(depth), key=lambda layer: abs(ex.depth(layer, depth) - ex.BEND))
@@ -118,7 +121,7 @@ def chosen_layers(index: Index) -> tuple[int, ...]:
 
 
 def measure_claims(index: Index, model: MemoryModel, text: Path, folder: Path) -> dict[str, Estimate]:
-    """Return {claim: the number that it is judged on} for a model on this text, without claims that lack it."""
+    """Return {claim: the number on which it is judged} for a model on this text. Leaves out claims without a number."""
     return {
         judged.claim.slug: judged.judgement.measure
         for judged in judge_part(index, model, text, folder)
@@ -127,7 +130,7 @@ def measure_claims(index: Index, model: MemoryModel, text: Path, folder: Path) -
 
 
 def judge_part(index: Index, model: MemoryModel, text: Path, folder: Path) -> Iterator[ex.JudgedClaim]:
-    """Analyze this text in a new folder with small samples, and yield every claim, judged by its rule alone."""
+    """Analyze this text in a new folder with small samples, and yield every claim judged by its rule alone."""
     from memlens.experiments.run import EXPERIMENTS, run
     from memlens.index.build import build_index
     from memlens.pattern.table import compute_patterns
@@ -139,9 +142,9 @@ def judge_part(index: Index, model: MemoryModel, text: Path, folder: Path) -> It
     compute_values(
         part, model, top=values.top or 50, reading=values.reading or None, vocabulary=values.vocabulary or "all"
     )
-    noted = index.manifest.patterns
-    has_states = noted is not None and "states" in noted.content
-    pattern_settings = PatternSettings(**noted.settings) if noted else PatternSettings()
+    note = index.manifest.patterns
+    has_states = note is not None and "states" in note.content
+    pattern_settings = PatternSettings(**note.settings) if note else PatternSettings()
     compute_patterns(part, pattern_settings, model=model if has_states else None)
     for experiment in EXPERIMENTS.values():
         if experiment.claims and experiment.obstacle(part) is None:
@@ -151,7 +154,7 @@ def judge_part(index: Index, model: MemoryModel, text: Path, folder: Path) -> It
 
 
 def print_networks(index: Index, tables: ex.Rows, width: int, origin: str) -> tuple[str, list[Any]]:
-    """Print the number of each claim in the trained network and in shuffled ones."""
+    """Return a table with the number of each claim in the trained network and in the shuffled networks."""
     from memlens.experiments.run import EXPERIMENTS
     from memlens.text import plain_table
 
@@ -159,9 +162,10 @@ def print_networks(index: Index, tables: ex.Rows, width: int, origin: str) -> tu
     claims = {claim.slug: claim for experiment in EXPERIMENTS.values() for claim in experiment.claims}
     table = plain_table(["claim", "trained", "shuffled"])
     for slug in dict.fromkeys(row["claim"] for row in rows):
-        own = [row for row in rows if row["claim"] == slug]
+        of_claim = [row for row in rows if row["claim"] == slug]
         write = claims[slug].write
-        table.add_row(claims[slug].text, write(own[0]["trained"]), ", ".join(write(row["value"]) for row in own))
+        values = ", ".join(write(row["value"]) for row in of_claim)
+        table.add_row(claims[slug].text, write(of_claim[0]["trained"]), values)
     tokens = rows[0]["tokens"] if rows else 0
     return f"{len({row['seed'] for row in rows})} shuffled networks, {tokens:,} tokens", [table]
 
@@ -176,13 +180,12 @@ EXPERIMENT = ex.Experiment(
             SCHEMA,
             compute,
             question="What would a network without training show?",
-            lead="The numbers that claims are judged on, in networks with the entries of every weight matrix shuffled.",
-            how="The first part of the text is scanned again with a few layers of the model, and with the same network "
-            "after the entries of every weight matrix were shuffled; embeddings, unembedding, norms and biases are "
-            "kept. The same experiments run on both, with small samples. A claim appears only if its number exceeds "
-            "that of the shuffled networks by more than the errors of both and the variation between shuffled "
-            "networks, which a further one would exceed in 5% of cases.",
-            contract=("claim", "value", "low", "high", "trained", "trained_low", "trained_high"),
+            lead="The numbers on which claims are judged, in networks with shuffled weight matrices.",
+            how="The first part of the text is scanned again with a few layers of the model, and with the same "
+            "network after the entries of every weight matrix were shuffled. Embeddings, unembedding, norms and "
+            "biases stay the same. The same experiments run on both, with small samples. A claim appears only if its "
+            "number exceeds that of the shuffled networks by more than the errors of both and the variation between "
+            "shuffled networks, which one more network would exceed in 5% of cases.",
         ),
     ),
     sample_of="tokens of the text",

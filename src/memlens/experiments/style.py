@@ -1,8 +1,7 @@
 """Colors, fonts and sizes of every chart, and the Vega-Lite specification for a page or a file.
 
-On a page, colors are CSS variables, so charts follow light and dark screens and print. Exported files use the light
-colors. No two series differ by color alone: shape or dash differs too, and color-blind readers can distinguish the
-colors.
+On a page, colors are CSS variables, so that charts adapt to light and dark screens and to print. Exported files use the
+light colors. Series differ in shape or dash as well as in color, and color-blind readers can distinguish the colors.
 """
 
 import json
@@ -42,7 +41,7 @@ def colour(name: str) -> str:
 
 
 def page_config() -> Spec:
-    """Return fonts, lines and spacing of every chart."""
+    """Return the fonts, lines and spacing that all charts share."""
     ink, soft, line = colour("ink"), colour("soft"), colour("line")
     return {
         "font": FONT,
@@ -88,11 +87,8 @@ def page_config() -> Spec:
 
 
 def page_spec(chart: Any) -> Spec:
-    """Return the specification of a chart (Altair, or a specification) for the page.
-
-    Full width, in the page's colors.
-    """
-    # Altair has validated the parts, and validating the whole again would take half of the time
+    """Return the Vega-Lite specification of a chart for a page, with full width and the colors of the page."""
+    # skip validation, which would take half of the time: Altair has already validated the parts
     spec = _steady(chart if isinstance(chart, Mapping) else chart.to_dict(validate=False))
     spec["config"] = {**spec.get("config", {}), **page_config()}
     if not {"hconcat", "vconcat", "concat", "facet", "repeat"} & spec.keys():
@@ -125,7 +121,7 @@ def notebook_chart(spec: Spec) -> Any:
 
 
 def _count_names_on_y(spec: Spec) -> int:
-    """Return the number of rows of a chart of names, or 0. (Vega cannot fit a width to a height by steps.)"""
+    """Return the number of names on the y axis, or 0. Vega cannot combine a full width with a height per name."""
     y = spec.get("encoding", {}).get("y", {})
     if y.get("type") not in ("nominal", "ordinal"):
         return 0
@@ -135,7 +131,7 @@ def _count_names_on_y(spec: Spec) -> int:
 
 
 def _steady(spec: Mapping[str, Any]) -> Spec:
-    """Renumber views and selections from 1 in every chart, because Altair 5 numbers them across the process."""
+    """Renumber views and selections from 1, because Altair counts them over all charts of the process."""
     names: dict[str, str] = {}
 
     def walk(node: Any) -> Any:
@@ -158,6 +154,6 @@ def _renamed(text: str, names: dict[str, str]) -> str:
 
 
 def css_variables() -> str:
-    """Return the colors as CSS: light for print and screens, dark for dark screens."""
+    """Return the colors as CSS variables: dark colors for dark screens, light colors otherwise."""
     light, dark = (" ".join(f"--{name}: {pair[which]};" for name, pair in COLOURS.items()) for which in (0, 1))
     return f":root {{ {light} }}\n@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"

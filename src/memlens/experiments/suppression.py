@@ -1,8 +1,8 @@
-"""Suppression (beyond the paper): how often a layer lowers the final token's logit, even if it is already on top.
+"""Suppression (beyond the paper): how often a layer lowers the final token's logit, even if it is already predicted.
 
 `push` is the block's contribution to the logit of the finally predicted token minus the mean of all logits (see
-contributions). A prefix is identified if the residual already has the final token on top, and suppressed if the block
-then lowers it.
+contributions). A prefix is `identified` if the residual already predicts the final token. It is `suppressed` if the
+block also lowers this token.
 """
 
 from typing import TYPE_CHECKING
@@ -18,40 +18,38 @@ if TYPE_CHECKING:
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 push push_low push_high",  # push: mean over prefixes
     "against:int64 rate low high",  # number and share of prefixes whose final token is lowered
-    "identified:int64 suppressed:int64 suppressed_rate suppressed_low suppressed_high",  # final token on top of r
+    "identified:int64 suppressed:int64 suppressed_rate suppressed_low suppressed_high",  # top(r) is the final token
 )
 
 
-def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
-    """Return means and counts, by layer."""
-    final = seen.column("final_token")
+def compute(tables: "PrefixTables", seed: int) -> list[ex.Row]:
+    """Return one row per layer with means and counts."""
+    final = tables.column("final_token")
     rows = []
-    for layer, columns in seen.by_layer():
+    for layer, columns in tables.by_layer():
         push = np.asarray(columns["ffn_above"], np.float64)
-        identified = np.asarray(columns["residual_token"] == final)
-        against, held = int((push < 0).sum()), int((identified & (push < 0)).sum())
+        is_identified = np.asarray(columns["residual_token"] == final)
+        against, suppressed = int((push < 0).sum()), int((is_identified & (push < 0)).sum())
         low, high = share_interval(against, len(push))
-        of = int(identified.sum())
-        suppressed = (held / of, *share_interval(held, of)) if of else None
+        identified = int(is_identified.sum())
+        suppressed_low, suppressed_high = share_interval(suppressed, identified)
         rows.append(
             {"layer": layer, "prefixes": len(push), "against": against, "rate": against / len(push)}
-            | {"low": low, "high": high, "identified": of, "suppressed": held}
+            | {"low": low, "high": high, "identified": identified, "suppressed": suppressed}
             | ex.estimate_columns("push", mean_estimate(push, generator(seed, "suppression", layer)))
-            | {
-                f"suppressed_{edge}": number
-                for edge, number in zip(("rate", "low", "high"), suppressed or (None, None, None), strict=True)
-            }
+            | {"suppressed_rate": suppressed / identified if identified else None}
+            | {"suppressed_low": suppressed_low, "suppressed_high": suppressed_high}
         )
     return rows
 
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
-    """Plot how often the final token is lowered, and the mean push."""
+    """Plot how often layers lower the final token, and the mean push."""
     import altair as alt
 
     from memlens.experiments import charts
 
-    names = {"rate": "of all prefixes", "suppressed_rate": "of prefixes with the final token on top"}
+    names = {"rate": "of all prefixes", "suppressed_rate": "of prefixes whose residual predicts the final token"}
     edges = {"rate": ("low", "high"), "suppressed_rate": ("suppressed_low", "suppressed_high")}
     shares = [
         {"whose": charts.YOURS, "share": label, "layer": row["layer"], "value": row[name]}
@@ -93,11 +91,11 @@ EXPERIMENT = ex.prefix_experiment(
         SCHEMA,
         compute,
         question="Do layers raise or lower the final token?",
-        lead="Suppressed: the residual has the final token on top, and the layer lowers it.",
+        lead="A prefix is suppressed if the residual already predicts the final token and the layer lowers it.",
         how="The contribution of a layer’s feed-forward block to the logit of the finally predicted token minus the "
         "mean of all logits, at the scale of the final norm: its mean over the sampled prefixes, and how often it is "
-        "below 0, for all prefixes and for those whose residual has that token on top. Wilson intervals for shares, "
-        "intervals over prefixes for means.",
+        "below 0, for all prefixes and for those whose residual already predicts this token. Shares have Wilson "
+        "intervals, and means have intervals over prefixes.",
         draw=draw,
     ),
     picture=ex.Picture(

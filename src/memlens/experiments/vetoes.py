@@ -1,8 +1,9 @@
-"""Vetoes (beyond the paper): memories that lower the residual's top token where a composition happens.
+"""Vetoes (beyond the paper): memories that lower the residual's top token in a composition.
 
-For every composition, the ten memories that lowered the logit of top(r) most, relative to the mean of all logits, are
-recorded. This table counts them by memory: how often a memory was among the ten, by how much on average, and against
-which token most often. `token_times` distinguishes memories that veto many tokens from those that always veto one.
+For every composition, the prefix pass lists the ten memories that lowered the logit of top(r) most, relative to the
+mean of all logits. This table counts for each memory how often it is among the ten, by how much it lowers the logit on
+average, and which token it vetoes most often. `token_times` distinguishes memories that veto many tokens from memories
+that always veto the same one.
 """
 
 from collections import Counter, defaultdict
@@ -22,16 +23,16 @@ if TYPE_CHECKING:
 _DRAWN, _PRINTED = 14, 10
 SCHEMA = ex.schema(
     "layer:int32 memory:int32",
-    "times:int64 push",  # number of compositions with this memory among the ten strongest vetoes; mean push, below 0
-    "token:int32 token_text:string token_times:int64",  # token vetoed most often (ties: lowest id), and how often
-    "compositions:int64",  # number of compositions of the layer in the sample
+    "times:int64 push",  # how often the memory is among the ten strongest vetoes; mean push, which is negative
+    "token:int32 token_text:string token_times:int64",  # the token that it vetoes most often (lowest id), and how often
+    "compositions:int64",  # number of compositions in the layer
 )
 
 
-def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
-    """Return one row per memory with a veto, by layer, most frequent first, then by memory."""
+def compute(tables: "PrefixTables", seed: int) -> list[ex.Row]:
+    """Return one row per memory with a veto, sorted by layer, frequency (highest first) and memory."""
     rows: list[ex.Row] = []
-    for layer, columns in seen.by_layer():
+    for layer, columns in tables.by_layer():
         tokens: dict[int, Counter[int]] = defaultdict(Counter)
         pushes: dict[int, list[float]] = defaultdict(list)
         compositions = 0
@@ -53,7 +54,7 @@ def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
                     "times": len(pushes[memory]),
                     "push": float(np.mean(pushes[memory])),
                     "token": token,
-                    "token_text": seen.vocabulary[token],
+                    "token_text": tables.vocabulary[token],
                     "token_times": times,
                     "compositions": compositions,
                 }
@@ -62,8 +63,8 @@ def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
 
 
 def _most_often(rows: Sequence[ex.Row], most: int, names: MemoryNames) -> list[ex.Row]:
-    chosen = sorted(rows, key=lambda row: (-row["times"], row["layer"], row["memory"]))[:most]
-    return [row | {"name": str(names.name(row["layer"], row["memory"]))} for row in chosen]
+    best = sorted(rows, key=lambda row: (-row["times"], row["layer"], row["memory"]))[:most]
+    return [row | {"name": str(names.name(row["layer"], row["memory"]))} for row in best]
 
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
@@ -86,12 +87,12 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def print_vetoes(index: Index, tables: ex.Rows, width: int, origin: str) -> tuple[str, list[Any]]:
-    """Print compositions by layer, and the memories that veto most often."""
+    """Return a curve of compositions by layer and a table of the memories that veto most often."""
     from rich.text import Text
 
     rows = tables["vetoes"]
     compositions = {row["layer"]: row["compositions"] for row in rows}
-    words = f"{len(rows):,} memories in {sum(compositions.values()):,} compositions, among {origin}"
+    sample = f"{len(rows):,} memories in {sum(compositions.values()):,} compositions, from {origin}"
     counts = [float(compositions.get(layer, 0)) for layer in index.layers]
     line = Text.assemble("compositions  ", (curve(counts), "cyan"), (f"  maximum {max(counts):,.0f}", "dim"))
     table = plain_table(["memory", ">times", ">of", ">mean push", "mostly vetoes", ">times"])
@@ -104,7 +105,7 @@ def print_vetoes(index: Index, tables: ex.Rows, width: int, origin: str) -> tupl
             Text(quoted(row["token_text"], 20), "cyan"),
             f"{row['token_times']:,}",
         )
-    return words, [line, table]
+    return sample, [line, table]
 
 
 EXPERIMENT = ex.prefix_experiment(
@@ -117,8 +118,8 @@ EXPERIMENT = ex.prefix_experiment(
         compute,
         question="Which memories veto the residual’s token?",
         lead="Memories that lower the residual’s top token when a layer changes the prediction.",
-        how="For all sampled compositions, the memories with the most negative contribution to the logit of the "
-        "residual’s top token: how often, how strongly, and against which token.",
+        how="For each memory: how often it is among those with the most negative contribution to the logit of the "
+        "residual’s top token, how large its contribution is, and which token it vetoes most often.",
         draw=draw,
     ),
     terminal=print_vetoes,

@@ -1,11 +1,11 @@
 """Findings: sentences about an index, each with the command that shows the evidence.
 
     find_all(index)               every finding that the tables of this index support
-    find(index, "memory", ...)    some findings, by name
+    find(index, "memory", ...)    the findings with these names
 
-Every word and number comes from the index. A trend has the verdict of the report's table of claims, including "does not
-appear". Ties between memories go to the lower layer, then to the lower memory. Findings about words skip tokens that
-are not words and the most frequent tokens, if there are others.
+Every word and number comes from the index. A finding about a trend has the verdict of the report's table of claims,
+which may be "does not appear". Ties between memories go to the lower layer, then to the lower memory. Findings about
+words leave out the most frequent tokens and tokens that are not words, unless there are no other tokens.
 """
 
 import shlex
@@ -38,7 +38,7 @@ from memlens.text import curve, percent, tail, visible
 _KINDS = ("shallow", "semantic", "both")
 _TRIGGERS, _TOKENS, _ROOM, _CURVE = 3, 6, 64, 16
 _CANDIDATES, _PHRASE, _PROMOTED = 1000, 5, 10
-_COMMON = 10  # minimum number of triggers of a pattern that is listed first
+_COMMON = 10  # patterns of at least this many triggers come first
 _LEAST = 5  # minimum number of triggers of a memory
 
 
@@ -54,7 +54,7 @@ class Insight:
 
 
 class Material:
-    """An index and the data for findings, each part read once."""
+    """An index and the data for findings. Each part is read once."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
@@ -62,45 +62,45 @@ class Material:
 
     @cached_property
     def claims(self) -> dict[str, JudgedClaim]:
-        """The claims of the paper that this index can be compared with, and their verdicts."""
+        """The judged claims of the paper, by slug."""
         return {judged.claim.slug: judged for judged in self.tables.judge() if judged.judgement is not None}
 
     def rows(self, name: str) -> list[Row]:
-        """Return the rows of an experiment, or no rows if it was not run."""
+        """Return the rows of an experiment, or [] if it was not run."""
         return self.tables.rows(name) or []
 
     @cached_property
-    def _frequent(self) -> Collection[int]:
+    def _frequent_tokens(self) -> Collection[int]:
         return frequent_tokens(self.index)
 
     @cached_property
-    def _read(self) -> Collection[int]:
-        """Tokens that occur in the corpus. Values also promote pieces of words that a model has rarely seen."""
+    def _corpus_tokens(self) -> Collection[int]:
+        """Tokens that occur in the corpus. Values also promote pieces of words that the model has rarely seen."""
         rows = self.index.sql("SELECT DISTINCT unnest(tokens) AS token FROM {corpus}")
         return {row["token"] for row in rows}
 
     @cached_property
     def _marks_words(self) -> bool:
-        """True if a leading space marks the first piece of a word."""
+        """Whether a leading space marks the first piece of a word."""
         return any(text[:1] == " " and text.strip() for text in self.index.vocabulary)
 
     def is_word(self, token: int) -> bool:
         """Return True if the token starts a word of the corpus and is not one of the most frequent tokens."""
         text = self.index.vocabulary[token]
-        begins = text[:1] == " " or not self._marks_words
-        looks_so = begins and len(text.strip()) >= 3 and text.strip().isalpha()
-        return looks_so and token not in self._frequent and token in self._read
+        starts_word = text[:1] == " " or not self._marks_words
+        has_letters = len(text.strip()) >= 3 and text.strip().isalpha()
+        return starts_word and has_letters and token in self._corpus_tokens and token not in self._frequent_tokens
 
     def first_word(self, rows: Sequence[Row], token_of: Callable[[Row], int]) -> Row | None:
-        """Return the first row whose token is a word, otherwise the first row, or None."""
+        """Return the first row whose token is a word, or the first row if there is none. Returns None without rows."""
         return next((row for row in rows if self.is_word(token_of(row))), rows[0] if rows else None)
 
     def command(self, verb: str, *words: str) -> str:
-        """Return a command line that can be pasted."""
+        """Return a command line that can be pasted into a shell."""
         return shlex.join(["memlens", verb, str(self.index.folder), *words])
 
     def command_of(self, name: str) -> str:
-        """Return the command that makes and prints the table of an experiment, with the same sample."""
+        """Return the command that computes and prints the table of an experiment with the same settings."""
         words = shlex.split(self.tables.command(name))  # "memlens VERB INDEX ...", as in the report
         return self.command(words[1], *words[3:])
 
@@ -114,33 +114,25 @@ def find_all(index: Index) -> list[Insight]:
 
 
 def find(index: Index, *names: str) -> list[Insight]:
-    """Return the findings of these names, in this order, as far as the tables of the index support them."""
-    known = finders()
+    """Return the findings with these names, in this order. Leaves out those that the index does not support."""
+    finders_by_name = finders()
     for name in names:
-        if name not in known:
-            raise UnknownName(f"there is no finding '{name}'; known: {', '.join(known)}")
+        if name not in finders_by_name:
+            raise UnknownName(f"there is no finding '{name}'; known: {', '.join(finders_by_name)}")
     material = Material(index)
-    insights = (known[name](material) for name in names)
+    insights = (finders_by_name[name](material) for name in names)
     return [insight for insight in insights if insight is not None]
 
 
 def finders() -> dict[str, Finder]:
-    """Return all findings by name: single memories first, then trends over depth."""
+    """Return the functions that make findings, by name: on single memories first, then on trends over depth."""
     functions = (memory, right, rarest, wanted, changed, forbids, twins, below, settling, depth, composition, dead)
-    known: dict[str, Finder] = {finder.__name__: finder for finder in functions}
+    by_name: dict[str, Finder] = {finder.__name__: finder for finder in functions}
     claims = (
-        "shallow",
-        "last-token",
-        "agreement",
-        "agreement-chance",
-        "rank",
-        "confident-values",
-        "active",
-        "confidence",
-        "residual",
-        "changes",
-    )
-    return known | {f"claim-{slug}": _by_claim(slug) for slug in claims}
+        "shallow", "last-token", "agreement", "agreement-chance", "rank", "confident-values", "active", "confidence",
+        "residual", "changes",
+    )  # fmt: skip
+    return by_name | {f"claim-{slug}": _by_claim(slug) for slug in claims}
 
 
 _PRELUDES = {
@@ -156,7 +148,10 @@ _PRELUDES = {
 
 
 def _by_claim(slug: str, extra: Callable[[Material], Iterable[str]] = lambda material: ()) -> Finder:
-    """Return a finding about a claim of the paper. Its title is the claim alone only if the claim appears."""
+    """Return a function that makes a finding about a claim of the paper.
+
+    If the claim does not appear, the title begins by saying so. `extra` yields lines to show first.
+    """
 
     def finder(material: Material) -> Insight | None:
         judged = material.claims.get(slug)
@@ -178,41 +173,38 @@ def _by_claim(slug: str, extra: Callable[[Material], Iterable[str]] = lambda mat
 
 
 def _curves(material: Material, name: str) -> Iterable[str]:
-    """Yield the curves of an experiment by layer, next to those of the paper."""
+    """Yield the curves of an experiment by layer, next to the curves of the paper."""
     experiment = EXPERIMENTS[name]
     if experiment.picture is None:
         return
     theirs = experiment.picture.headline(experiment.tables[0].published())
     for place, (label, numbers, write) in enumerate(experiment.picture.headline(material.rows(name))):
-        known = [number for number in numbers if number is not None]
-        if known:
-            ends = f"{write(known[0])} to {write(known[-1])}"
+        measured = [number for number in numbers if number is not None]
+        if measured:
+            ends = f"{write(measured[0])} to {write(measured[-1])}"
             paper = theirs[place][1] if place < len(theirs) and any(theirs[place][1]) else []
             beside = f"; paper {curve(paper, _CURVE)}" if paper else ""
             yield f"{label} by layer: {curve(numbers, _CURVE)} {ends}{beside}"
 
 
 def settling(material: Material) -> Insight | None:
-    """The share of predictions made before each layer, and the first layer with more than half of them."""
+    """Return a finding about the accuracy of the residual by layer, and the first layer where it exceeds one half."""
 
-    def when(material: Material) -> Iterable[str]:
+    def by_layer(material: Material) -> Iterable[str]:
         rows = [row for row in material.rows("refinement") if row["prefixes"]]
-        few = [rows[place * (len(rows) - 1) // 3] for place in range(4)] if len(rows) > 4 else rows
-        shares = ", ".join(f"{percent(row['rate'])} in layer {row['layer']}" for row in few)
-        yield f"residuals that already have the final token on top: {shares}"
+        examples = [rows[place * (len(rows) - 1) // 3] for place in range(4)] if len(rows) > 4 else rows
+        shares = ", ".join(f"{percent(row['rate'])} in layer {row['layer']}" for row in examples)
+        yield f"residuals whose top token is already the final token: {shares}"
         half = next((row["layer"] for row in rows if row["low" if "low" in row else "rate"] >= 0.5), None)
-        yield (
-            "no layer starts with more than half of the predictions made (95% interval)"
-            if half is None
-            else f"layer {half} is the first that starts with more than half of the predictions made (95% interval)"
-        )
+        where = "no layer" if half is None else f"layer {half} is the first layer"
+        yield f"{where} in which more than half of the residuals predict the final token (95% interval)"
 
-    insight = _by_claim("refinement", when)(material)
+    insight = _by_claim("refinement", by_layer)(material)
     return replace(insight, name="settling") if insight else None
 
 
 def depth(material: Material) -> Insight | None:
-    """The change of shallow and semantic patterns with depth."""
+    """Return a finding about the shares of shallow and semantic patterns by depth."""
 
     def by_third(material: Material) -> Iterable[str]:
         for which in ("lower", "middle", "upper"):
@@ -227,7 +219,7 @@ def depth(material: Material) -> Insight | None:
 
 
 def composition(material: Material) -> Insight | None:
-    """The share of layer outputs that match no single memory."""
+    """Return a finding about the share of layer outputs that match no single memory."""
     rows = [row for row in material.rows("composition") if row["prefixes"]]
     if not rows:
         return None
@@ -237,14 +229,14 @@ def composition(material: Material) -> Insight | None:
     def of_active(material: Material) -> Iterable[str]:
         active = [row["rate_active"] for row in rows if row.get("rate_active") is not None]
         if active:
-            yield f"no active memory: {percent(sum(active) / len(active))}"
+            yield f"outputs that match no active memory: {percent(sum(active) / len(active))}"
 
     insight = _by_claim("composition", of_active)(material)
     return replace(insight, name="composition", title=title) if insight else None
 
 
 def dead(material: Material) -> Insight | None:
-    """Memories without triggers in the corpus."""
+    """Return a finding about the number of dead memories."""
     layers = dead_memories(material.index)
     count, total = sum(row.dead for row in layers), sum(row.memories for row in layers)
     if not count:
@@ -268,16 +260,12 @@ def _trigger_lines(triggers: Sequence[Trigger]) -> list[str]:
     return [f"  {tail(trigger.text, _ROOM)}" for trigger in triggers[:_TRIGGERS]]
 
 
-def _promotes(index: Index, tokens: Sequence[int]) -> str:
-    return "promotes " + ", ".join(_quoted(index.vocabulary[token]) for token in tokens[:_TOKENS])
-
-
 def memory(material: Material) -> Insight | None:
-    """The memory with a clear subject that held-out triggers confirm. Without subjects, the same for a wording.
+    """Return a finding about the memory with the clearest subject, or with the clearest wording if there is no subject.
 
-    Subjects of many triggers come first, and those of whole phrases, because a list of first words is not a subject for
-    a reader. Then the share of the ten strongest held-out triggers decides, and how many words of these sentences the
-    value promotes.
+    Patterns are compared by these criteria, in this order: they are subjects, at least _COMMON triggers share them,
+    their triggers are whole phrases, the share of the ten strongest held-out triggers that have them, and the number of
+    words in the sentences of their triggers that the value promotes.
     """
     index = material.index
     if not (index.has("patterns") and index.has("values")):
@@ -291,12 +279,12 @@ def memory(material: Material) -> Insight | None:
            ),
            read AS (
                SELECT layer, memory, pattern, median(t.position) >= $3 AS is_phrase,
-                      list_distinct(flatten(list(list_intersect(c.tokens, v.tokens[1:$4])))) AS said
+                      list_distinct(flatten(list(list_intersect(c.tokens, v.tokens[1:$4])))) AS promoted
                FROM clear JOIN {triggers} t USING (layer, memory) JOIN {corpus} c USING (sentence)
                JOIN {values} v USING (layer, memory)
                WHERE t."end" = 'top' AND list_contains(prefixes, t.rank) GROUP BY layer, memory, pattern
            )
-           SELECT layer, memory, is_subject, is_common, is_phrase, precision, description, prefixes, v.tokens, said,
+           SELECT layer, memory, is_subject, is_common, is_phrase, precision, description, prefixes, v.tokens, promoted,
                   m.frequency
            FROM clear JOIN read USING (layer, memory, pattern) JOIN {values} v USING (layer, memory)
            JOIN {memories} m USING (layer, memory)
@@ -306,7 +294,7 @@ def memory(material: Material) -> Insight | None:
     if not rows:
         return None
     for row in rows:
-        row["said"] = [token for token in row["tokens"] if token in row["said"] and material.is_word(token)]
+        row["promoted"] = [token for token in row["tokens"] if token in row["promoted"] and material.is_word(token)]
     row = max(
         rows,
         key=lambda row: (
@@ -314,25 +302,26 @@ def memory(material: Material) -> Insight | None:
             row["is_common"],
             row["is_phrase"],
             row["precision"] or 0,
-            len(row["said"]),
+            len(row["promoted"]),
         ),
     )
     name, ranks = _name(material, row), set(row["prefixes"])
-    listed = index.triggers(name)
-    triggers = [trigger for trigger in listed if trigger.rank in ranks]
-    looked_at = min(len(listed), index.manifest.patterns.top) if index.manifest.patterns else len(listed)
-    what = f"shared by {len(ranks)} of its {looked_at} strongest triggers:"
-    tokens = ", ".join(_quoted(index.vocabulary[token]) for token in row["said"])
-    also = [f"top tokens that occur in these sentences: {tokens}"] if tokens else []
+    every = index.triggers(name)
+    triggers = [trigger for trigger in every if trigger.rank in ranks]
+    compared = min(len(every), index.manifest.patterns.top) if index.manifest.patterns else len(every)
+    heading = f"shared by {len(ranks)} of its {compared} strongest triggers:"
+    tokens = ", ".join(_quoted(index.vocabulary[token]) for token in row["promoted"])
+    in_sentences = [f"top tokens that occur in these sentences: {tokens}"] if tokens else []
     active = f"active on {percent(row['frequency'])} of prefixes"
-    lines = (what, *_trigger_lines(triggers), _promotes(index, row["tokens"]), *also, active)
+    promotes = "promotes " + ", ".join(_quoted(index.vocabulary[token]) for token in row["tokens"][:_TOKENS])
+    lines = (heading, *_trigger_lines(triggers), promotes, *in_sentences, active)
     kind = "a subject" if row["is_subject"] else "a wording"
     title = f"{name} detects {kind}: {visible(row['description']).removeprefix('about: ')}"
     return Insight("memory", title, lines, material.command("show", str(name)))
 
 
 def right(material: Material) -> Insight | None:
-    """The memory whose value's top token follows most of its triggers."""
+    """Return a finding about the memory whose value's top token follows the largest share of its triggers."""
     index = material.index
     if not index.has("values"):
         return None
@@ -348,16 +337,16 @@ def right(material: Material) -> Insight | None:
     if row is None:
         return None
     name, token = _name(material, row), row["argmax"]
-    listed = index.triggers(name)
-    triggers = [trigger for trigger in listed if trigger.next_token == token]
+    every = index.triggers(name)
+    triggers = [trigger for trigger in every if trigger.next_token == token]
     word = _quoted(index.vocabulary[token])
     title = f"{name} promotes {word}, and {word} follows {row['agree']} of its {row['followed']} strongest triggers"
-    command = material.command("show", str(name), "--top", str(len(listed)))
+    command = material.command("show", str(name), "--top", str(len(every)))
     return Insight("right", title, tuple(_trigger_lines(triggers)), command)
 
 
 def rarest(material: Material) -> Insight | None:
-    """The memory that is active on the fewest prefixes and has a list of triggers."""
+    """Return a finding about the memory with the lowest activation frequency and enough triggers."""
     index = material.index
     rows = index.sql(
         """SELECT layer, memory, frequency FROM {memories}
@@ -370,12 +359,15 @@ def rarest(material: Material) -> Insight | None:
         return None
     name = _name(material, rows[0])
     title = f"{name} is rarely active: on {rows[0]['frequency']:.2%} of prefixes"
-    lines = (*_trigger_lines(index.triggers(name)), f"the lowest frequency of memories with {_LEAST} triggers or more")
+    lines = (
+        *_trigger_lines(index.triggers(name)),
+        f"lowest activation frequency among memories with at least {_LEAST} triggers",
+    )
     return Insight("rarest", title, lines, material.command("show", str(name)))
 
 
 def wanted(material: Material) -> Insight | None:
-    """The word that is the top token of most values."""
+    """Return a finding about the word that is the top token of most values."""
     index = material.index
     if not index.has("values"):
         return None
@@ -387,8 +379,8 @@ def wanted(material: Material) -> Insight | None:
     if row is None or row["n"] < 2:
         return None
     text = index.vocabulary[row["argmax"]]
-    others = "word (except the most frequent tokens)" if material.is_word(row["argmax"]) else "token"
-    line = f"no {others} is the top token of more values; layers {row['low']} to {row['high']}"
+    kind = "word (apart from the most frequent tokens)" if material.is_word(row["argmax"]) else "token"
+    line = f"no other {kind} is the top token of more values; these are in layers {row['low']} to {row['high']}"
     title = f"{_quoted(text)} is the top token of {row['n']:,} values"
     listed = index.sql("SELECT count(*) AS n FROM {values} WHERE list_contains(tokens, $1)", [row["argmax"]])[0]["n"]
     command = material.command("search", text, "--in", "values", "--limit", str(listed))  # all values that list it
@@ -396,7 +388,7 @@ def wanted(material: Material) -> Insight | None:
 
 
 def changed(material: Material) -> Insight | None:
-    """The composition of the last layer with the strongest single push."""
+    """Return a finding about the change of a prediction by the last layer to which one memory contributed most."""
     rows = [row for row in material.rows("last-layer") if row["pushes"] and material.is_word(row["residual"])]
     row = material.first_word(sorted(rows, key=lambda row: -row["pushes"][0]), lambda row: row["output"])
     if row is None:
@@ -405,27 +397,27 @@ def changed(material: Material) -> Insight | None:
     before, after = _quoted(row["residual_text"]), _quoted(row["output_text"])
     lines = (
         f"  {tail(row['text'], _ROOM)}",
-        f"the residual predicts {before}, the model {after}; {name} pushed most: it raised {after} over {before} by "
-        f"{row['pushes'][0]:.2f} logits",
+        f"the residual predicts {before}, and the model predicts {after}; {name} contributed most: it raised {after} "
+        f"over {before} by {row['pushes'][0]:.2f} logits",
     )
     title = f"The last layer changed the prediction from {before} to {after}"
     return Insight("changed", title, lines, material.command_of("last-layer"))
 
 
 def forbids(material: Material) -> Insight | None:
-    """The memory that most often vetoes the token that the residual predicts."""
+    """Return a finding about the memory that most often vetoes the residual's top token."""
     rows = [row for row in material.rows("vetoes") if row["times"] >= 3]
     if not rows:
         return None
     row = min(rows, key=lambda row: (-row["times"] / row["compositions"], row["layer"], row["memory"]))
     name, token = _name(material, row), _quoted(row["token_text"])
-    title = f"{name} is among the ten strongest vetoes of {row['times']} of {row['compositions']} changes"
-    line = f"most often against {token} ({row['token_times']} times), by {-row['push']:.2f} logits on average"
+    title = f"{name} is among the ten strongest vetoes in {row['times']} of {row['compositions']} compositions"
+    line = f"it vetoes {token} most often ({row['token_times']} times), by {-row['push']:.2f} logits on average"
     return Insight("forbids", title, (line,), material.command_of("vetoes"))
 
 
 def twins(material: Material) -> Insight | None:
-    """The largest group of memories with mostly the same triggers."""
+    """Return a finding about the largest group of memories with mostly the same triggers."""
     gallery = same_triggers(material.index)
     if not gallery.cards:
         return None
@@ -434,14 +426,14 @@ def twins(material: Material) -> Insight | None:
     title = f"{card.memories[0]} and {others:,} other{'s' * (others > 1)} have mostly the same triggers"
     lines = (
         *(f"  {tail(example.before + example.token, _ROOM)}" for example in card.examples),
-        f"the largest of {gallery.groups:,} groups with {gallery.memories:,} memories; Jaccard index of triggers with "
-        f"those of {card.memories[0]}: {card.least:.2f} or more",
+        f"the largest of {gallery.groups:,} groups with {gallery.memories:,} memories in total; the Jaccard index with "
+        f"the triggers of {card.memories[0]} is at least {card.least:.2f}",
     )
     return Insight("twins", title, lines, material.command("report"))
 
 
 def below(material: Material) -> Insight | None:
-    """The memory with triggers at both ends whose negative end is largest relative to its top."""
+    """Return a finding about the memory with the largest ratio of its minimum to its maximum coefficient."""
     index = material.index
     rows = index.sql(
         """SELECT layer, memory, min, max FROM {memories}
@@ -451,6 +443,6 @@ def below(material: Material) -> Insight | None:
     if not rows or rows[0]["min"] >= 0:
         return None
     name = _name(material, rows[0])
-    title = f"{name} is strongest at its negative end: {rows[0]['min']:.3g}, maximum {rows[0]['max']:.3g}"
+    title = f"{name} has the most negative range of coefficients: {rows[0]['min']:.3g} to {rows[0]['max']:.3g}"
     lines = _trigger_lines(index.triggers(name, "bottom"))
     return Insight("below", title, tuple(lines), material.command("show", str(name), "--bottom"))

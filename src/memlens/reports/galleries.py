@@ -1,8 +1,8 @@
-"""Galleries of the report: predictive values, clear patterns, last-layer changes, duplicates, dead memories.
+"""Galleries of the report: predictive values, clear patterns, last-layer changes, duplicates and dead memories.
 
-A gallery whose table is missing is None. The page then names the command that computes the table. Weak examples are
-excluded by rules that are the same for every model: LEAST_PRECISION for values, LEAST_AUROC for patterns. Patterns are
-ordered by their precision on held-out triggers.
+If the table of a gallery is missing, the gallery is None, and the page names the command that computes the table. Weak
+examples are excluded by the same limits for every model: LEAST_PRECISION for values and LEAST_AUROC for patterns.
+Patterns are ordered by their precision on held-out triggers.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from memlens.reports.sections import Tables
 from memlens.text import head, tail, token, visible
 
 VALUES_SHOWN = 6
-LEAST_PRECISION = 0.2  # minimum precision of a value, whose top token then follows one trigger in five
-LEAST_AUROC = 0.75  # minimum held-out AUROC of a pattern, if it was measured; 0.5 is chance
+LEAST_PRECISION = 0.2  # minimum precision of a value: its top token follows one trigger in five
+LEAST_AUROC = 0.75  # minimum held-out AUROC of a pattern, if it was measured (0.5 is chance)
 _TRIGGERS, _TOKENS, _DEAD_NAMES = 3, 8, 12
 _CHANGES, _PUSHERS = 6, 3
 _BEFORE, _AFTER = 110, 24
@@ -29,18 +29,20 @@ _BEFORE, _AFTER = 110, 24
 
 @dataclass(frozen=True)
 class TriggerExample:
-    """One trigger: the prefix with its last token separate, and the text that follows."""
+    """One trigger: its text without the last token, this token, the next token, and the following text."""
 
     before: str
     token: str
     next: str
     rest: str
-    is_predicted: bool  # True if the next token is the top token of the value
+    is_predicted: bool  # True if the next token is the value's top token
     coefficient: float
 
 
 @dataclass(frozen=True)
 class ValueCard:
+    """A value that predicts the next token of its triggers."""
+
     memory: str
     layer: int
     max_p: float
@@ -64,6 +66,8 @@ class ChangeCard:
 
 @dataclass(frozen=True)
 class PatternCard:
+    """A pattern of a memory, with its scores and examples."""
+
     memory: str
     layer: int
     kind: str
@@ -72,16 +76,18 @@ class PatternCard:
     prefixes: int
     auroc: float | None  # AUROC of held-out triggers against random prefixes
     auroc_same_token: float | None  # AUROC of held-out triggers against prefixes with the same last tokens
-    others: list[str]  # the best pattern of each other sense of the memory
+    others: list[str]  # best pattern of each other sense of the memory
     examples: list[TriggerExample]
 
 
 @dataclass(frozen=True)
 class DeadLayer:
+    """The dead memories of one layer."""
+
     layer: int
     memories: int
     dead: int
-    names: list[str]  # names of the first few memories
+    names: list[str]  # the first few dead memories
 
     @property
     def share(self) -> float:
@@ -89,7 +95,7 @@ class DeadLayer:
 
 
 def predictive_values(index: Index, tables: Tables) -> list[ValueCard] | None:
-    """Return values with high precision among the most confident ones, best first."""
+    """Return the most confident values with a precision of at least LEAST_PRECISION, highest precision first."""
     rows = tables.rows("predictive-values")
     if rows is None:
         return None
@@ -100,7 +106,7 @@ def predictive_values(index: Index, tables: Tables) -> list[ValueCard] | None:
     cards = []
     for row in rows:
         name = index.names.name(row["layer"], row["memory"])
-        # triggers that the value predicts come first, to illustrate the precision
+        # triggers whose next token is the value's top token come first, to illustrate the precision
         ordered = sorted(triggers[name], key=lambda trigger: trigger.next_token != row["token"])
         examples = [example_of(index, trigger, row["token"]) for trigger in ordered[:_TRIGGERS]]
         cards.append(
@@ -160,7 +166,7 @@ def clearest_patterns(index: Index) -> list[PatternCard] | None:
     """Return the best pattern of each kind in the lower, middle and upper third of the layers, each pattern once."""
     if not index.has("patterns"):
         return None
-    rows = _chosen_patterns(index)
+    rows = _select_patterns(index)
     names = _names(index, rows)
     cards, triggers = [], index.triggers_of(names)
     every = index.rows_of("patterns", names, order="confidence DESC, pattern")
@@ -192,34 +198,34 @@ def _other_senses(patterns: Sequence[Row], sense: int | None) -> list[str]:
     return [description for other, description in descriptions.items() if other != (sense or 0)]
 
 
-def _chosen_patterns(index: Index) -> list[Row]:
-    """Choose patterns by third, shallow before semantic. Of equal patterns, take the rarest in random prefixes."""
+def _select_patterns(index: Index) -> list[Row]:
+    """Return the clearest pattern of each third and kind. If two are equally clear, return the rarer one."""
     columns, layers = index.schema_names("patterns"), len(index.manifest.model.memories)
-    good = f"coalesce(auroc, 1) >= {LEAST_AUROC}" if "auroc" in columns else "true"
-    good += f" AND kind IN {KINDS}"
-    held = "precision DESC NULLS LAST, " * ("precision" in columns)
-    order = f"{held}confidence DESC NULLS LAST, {'share, ' * ('share' in columns)}"
+    condition = f"coalesce(auroc, 1) >= {LEAST_AUROC}" if "auroc" in columns else "true"
+    condition += f" AND kind IN {KINDS}"
+    precision = "precision DESC NULLS LAST, " * ("precision" in columns)
+    order = f"{precision}confidence DESC NULLS LAST, {'share, ' * ('share' in columns)}"
     order += "len(prefixes) DESC, layer, memory, pattern"
-    candidates = index.sql(  # a pattern may be the best in all three thirds
+    candidates = index.sql(  # up to three of each, because one pattern may be the clearest in all thirds
         f"""
-        WITH surest AS (
-            SELECT *, least(floor(3 * (layer + 0.5) / {layers}), 2) AS place FROM {{patterns}} WHERE {good}
+        WITH clearest AS (
+            SELECT *, least(floor(3 * (layer + 0.5) / {layers}), 2) AS place FROM {{patterns}} WHERE {condition}
             QUALIFY row_number() OVER (PARTITION BY place, kind, pattern ORDER BY {order}) = 1
         )
-        SELECT * FROM surest QUALIFY row_number() OVER (PARTITION BY place, kind ORDER BY {order}) <= {len(THIRDS)}
+        SELECT * FROM clearest QUALIFY row_number() OVER (PARTITION BY place, kind ORDER BY {order}) <= {len(THIRDS)}
         ORDER BY {order}
         """
     )
-    chosen: dict[tuple[int, str], Row] = {}
+    selected: dict[tuple[int, str], Row] = {}
     for row in candidates:
-        used = {(other["pattern"], other["kind"]) for other in chosen.values()}
-        if (row["place"], row["kind"]) not in chosen and (row["pattern"], row["kind"]) not in used:
-            chosen[row["place"], row["kind"]] = row
-    return sorted(chosen.values(), key=lambda row: (row["place"], KINDS.index(row["kind"])))
+        used = {(other["pattern"], other["kind"]) for other in selected.values()}
+        if (row["place"], row["kind"]) not in selected and (row["pattern"], row["kind"]) not in used:
+            selected[row["place"], row["kind"]] = row
+    return sorted(selected.values(), key=lambda row: (row["place"], KINDS.index(row["kind"])))
 
 
 def dead_memories(index: Index) -> list[DeadLayer]:
-    """Return the memories without triggers, by layer."""
+    """Return the number of dead memories of each layer, with the names of the first few."""
     rows = index.sql(
         f"""
         SELECT layer, count(*) AS memories, count(*) FILTER (dead) AS dead,
@@ -239,37 +245,40 @@ def dead_memories(index: Index) -> list[DeadLayer]:
 
 
 def example_of(index: Index, trigger: Trigger, promoted: int | None) -> TriggerExample:
-    following: Any = trigger.next_token
-    shown = "" if following is None else index.vocabulary[following]
-    # The name of an unknown token is not in the text. In that case, show the text.
-    is_in_text = trigger.after.startswith(shown)
+    """Return a trigger as an example. `promoted` is the value's top token, or None if it is not marked."""
+    next_token: Any = trigger.next_token
+    text = "" if next_token is None else index.vocabulary[next_token]
+    # the text does not contain the name of an unknown token, so the text itself is shown
+    is_in_text = trigger.after.startswith(text)
     return TriggerExample(
         tail(trigger.before, _BEFORE),
         visible(trigger.token) or "∅",
-        visible(shown) if is_in_text else "",
-        head(trigger.after[len(shown) :] if is_in_text else trigger.after, _AFTER),
-        following is not None and following == promoted,
+        visible(text) if is_in_text else "",
+        head(trigger.after[len(text) :] if is_in_text else trigger.after, _AFTER),
+        next_token is not None and next_token == promoted,
         trigger.coefficient,
     )
 
 
-ALIKE_TRIGGERS, ALIKE_TOKENS = 0.5, 0.8  # minimum Jaccard index: 17 of 25 equal triggers, 9 of 10 equal tokens
+ALIKE_TRIGGERS, ALIKE_TOKENS = 0.5, 0.8  # minimum Jaccard index: 17 of 25 shared triggers, 9 of 10 shared tokens
 _SHOWN, _NAMES, _EXAMPLES = 2, 12, 3
 
 
 @dataclass(frozen=True)
 class DuplicateCard:
+    """A group of memories with mostly the same triggers or top tokens."""
+
     memories: list[str]  # the first few memories of the group
     count: int
     layers: int
-    least: float
+    least: float  # lowest Jaccard index with the first memory
     examples: list[TriggerExample]  # triggers that the first two memories share
     tokens: list[str]  # top tokens of the first memory
 
 
 @dataclass(frozen=True)
 class DuplicateGallery:
-    """The number of groups, and the largest ones."""
+    """The number of groups, the number of memories in them, and cards of the largest groups."""
 
     groups: int
     memories: int
@@ -277,6 +286,7 @@ class DuplicateGallery:
 
 
 def same_triggers(index: Index) -> DuplicateGallery:
+    """Return groups of memories with mostly the same triggers."""
     groups = duplicate_groups(trigger_sets(index), ALIKE_TRIGGERS)
     shown = groups[:_SHOWN]
     triggers = index.triggers_of([memory for group in shown for memory in group.memories[:2]])
@@ -290,7 +300,7 @@ def same_triggers(index: Index) -> DuplicateGallery:
 
 
 def same_values(index: Index) -> DuplicateGallery | None:
-    """Return memories with mostly the same top tokens, or None without values."""
+    """Return groups of memories with mostly the same top tokens, or None without a values table."""
     if not index.has("values"):
         return None
     groups = duplicate_groups(token_sets(index), ALIKE_TOKENS)

@@ -8,9 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from memlens.errors import IndexFolderError
 from memlens.experiments.experiment import (
-    LAYERS,
     THIRDS,
     Experiment,
     JudgedClaim,
@@ -30,8 +28,7 @@ from memlens.text import cell, column_cells, token
 
 _ROWS_SHOWN = 200
 _COUNTED = {"prefixes": "prefixes", "memories": "memories", "left_out": "left out"}
-_WORKING = {"prefixes", "prefix-layers"}  # intermediate tables, from which other tables are computed
-# The authors count differently, and few print shares. Their statements about depth are shown next to the numbers.
+# The authors count differently, and few report shares, so their statements about depth are shown next to our numbers.
 PUBLISHED = {
     "dead": "more than 70% in some lower layers of OPT-66B (Voita et al. 2023)",
     "token": "many in the lower half of OPT (Voita et al. 2023)",
@@ -39,7 +36,7 @@ PUBLISHED = {
     "positional": "indicators of position ranges in small OPT models, less explicit in large ones (Voita et al. 2023)",
     "entropy": "a few, in the last layers (Stolfo et al. 2024)",
     "token-frequency": "a few, in the last layers (Stolfo et al. 2024)",
-    "prediction": "from the middle of GPT-2 on (Gurnee et al. 2024)",
+    "prediction": "from the middle layers of GPT-2 on (Gurnee et al. 2024)",
     "suppression": "in the last layers of GPT-2 (Gurnee et al. 2024)",
     "enrichment": "in lower and middle layers (Gerstner and Schütze 2025)",
     "depletion": "in the last layers (Gerstner and Schütze 2025)",
@@ -47,47 +44,41 @@ PUBLISHED = {
 
 
 class Tables:
-    """The experiments' tables of an index by name, each read once. Any table may be missing."""
+    """The experiments' tables of an index by name. Each table is read once, and any of them may be missing."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
         self.shape = ModelShape.of(index)
         self.layers = self.shape.layers  # all layers of the model, scanned or not
         self.table = cache(self._read)
-        self._known = {table.name: (experiment, table) for experiment, table in all_tables()}
-
-    def names(self) -> list[str]:
-        """Return the names of the tables in the index, sorted."""
-        names = {path.stem for path in (self.index.folder / FOLDER).glob("*.parquet")}
-        return sorted(names - _WORKING)
+        self._descriptions = {table.name: (experiment, table) for experiment, table in all_tables()}
 
     def rows(self, name: str) -> list[Row] | None:
-        """Return the rows of a table, or None if it is missing or still lacks the annotations that it needs."""
+        """Return the rows of a table, or None if it is missing or waits for people's annotations."""
         table = self.table(name)
-        if table is None or (name in self._known and self._known[name][1].by_people and not table.num_rows):
+        if table is None or (self._descriptions[name][1].by_people and not table.num_rows):
             return None
         rows: list[Row] = table.to_pylist()
         return rows
 
-    def columns(self, name: str) -> list[str]:
-        table = self.table(name)
-        return [] if table is None else list(table.column_names)
-
     def note(self, name: str) -> ExperimentNote:
         """Return the manifest's note on how a table was made, or an empty note."""
-        return self.index.manifest.experiment(self._known[name][0].name if name in self._known else "")
+        return self.index.manifest.experiment(self._descriptions[name][0].name)
 
     def command(self, name: str) -> str:
-        """Return the command that computes a table, with the sample, seed and text of an existing table."""
+        """Return the command that computes a table. If the table exists, the command computes it with its settings."""
         options = [] if self.rows(name) is None else _options(self.note(name))
-        return " ".join([self._known[name][1].command or f"memlens experiment INDEX {name}", *options])
+        return " ".join([self._descriptions[name][1].command or f"memlens experiment INDEX {name}", *options])
 
     def origin(self, name: str) -> str:
-        """Describe the corpus of the prefixes of a table of section 5. Returns "" for other tables."""
+        """Describe the corpus from which the prefixes of a table were drawn.
+
+        Returns "" for a table without prefixes.
+        """
         return origin(self.index, EXPERIMENTS[name]) if name in EXPERIMENTS else ""
 
     def passes(self) -> list[tuple[str, list[str]]]:
-        """Return the passes over prefixes that tables of section 5 come from: a description, and the tables of each."""
+        """Return the passes over prefixes that produced tables: a description of each pass, and its tables."""
         by_settings: dict[tuple[str, ...], list[str]] = {}
         for name, experiment in EXPERIMENTS.items():
             if experiment.on_prefixes and self.table(name) is not None and self.origin(name):
@@ -103,16 +94,7 @@ class Tables:
         return [judged for experiment in in_paper_order() for judged in experiment.judge(self.index, self.rows)]
 
     def _read(self, name: str) -> pa.Table | None:
-        if not self.index.has(f"{FOLDER}/{name}"):
-            return None
-        table = self.index.table(f"{FOLDER}/{name}")
-        for column in self._known[name][1].contract if name in self._known else ():
-            if column not in table.column_names:
-                raise IndexFolderError(
-                    f"the table '{FOLDER}/{name}' of {self.index.folder} has no column '{column}'; "
-                    f"run `memlens experiment {self.index.folder} {name}` again"
-                )
-        return table
+        return self.index.table(f"{FOLDER}/{name}") if self.index.has(f"{FOLDER}/{name}") else None
 
 
 @dataclass(frozen=True)
@@ -127,7 +109,7 @@ class ShownTable:
 
 @dataclass(frozen=True)
 class Section:
-    """One table of an experiment, as the report and the workbench show it."""
+    """One table of an experiment as the report and the workbench show it."""
 
     name: str
     part: str
@@ -135,38 +117,35 @@ class Section:
     title: str
     lead: str
     how: str
-    command: str  # command that computes the table, with sample and seed if known
+    command: str  # command that computes the table
     is_present: bool
     charts: list[Panel] = field(default_factory=list)
     tables: list[ShownTable] = field(default_factory=list)
     facts: list[tuple[str, str]] = field(default_factory=list)  # facts about how the numbers were computed
-    is_stale: bool = False  # True if the sources of the table have changed since
-    note: str = ""  # text next to the lead
-    below: str = ""  # text below the charts
+    is_stale: bool = False  # True if a source of the table has changed after the table was computed
+    note: str = ""  # sentence next to the lead
+    below: str = ""  # sentence below the charts
 
 
 def make_sections(tables: Tables) -> list[Section]:
-    """Return all tables of experiments in the order of the paper, then other tables."""
-    sections = [_section(experiment, table, tables) for experiment, table in all_tables()]
-    described = {section.name for section in sections}
-    unknown = [name for name in tables.names() if name not in described]
-    return sections + [_section_of_unknown(name, tables) for name in unknown]
+    """Return the sections of all tables of experiments, in the order of the paper."""
+    return [_section(experiment, table, tables) for experiment, table in all_tables()]
 
 
 def _section(experiment: Experiment, table: ResultTable, tables: Tables) -> Section:
     noted, rows = tables.note(table.name), tables.rows(table.name)
-    words = (table.name, experiment.part, experiment.figure_of(table), table.question, table.lead, table.how)
+    texts = (table.name, experiment.part, experiment.figure_of(table), table.question, table.lead, table.how)
     command = tables.command(table.name)
     if rows is None:
-        return Section(*words, command, is_present=False)
-    columns, theirs = tables.columns(table.name), table.published()
+        return Section(*texts, command, is_present=False)
+    columns, theirs = list(tables.table(table.name).column_names), table.published()
     shown = [_shown("this model", rows, columns, tables.index.vocabulary)]
     if theirs:
         shown.append(_shown("the paper", theirs, list(theirs[0]), None))
     note = table.note(tables.index, rows) if table.note else None
     facts = _counts(rows, columns) + _sample(experiment, noted, tables.origin(table.name))
     return Section(
-        *words,
+        *texts,
         command,
         is_present=True,
         charts=table.draw(rows, tables.shape) if table.draw and rows else [],
@@ -178,47 +157,33 @@ def _section(experiment: Experiment, table: ResultTable, tables: Tables) -> Sect
     )
 
 
-def _section_of_unknown(name: str, tables: Tables) -> Section:
-    rows, columns = tables.rows(name) or [], tables.columns(name)
-    return Section(
-        name,
-        LAYERS,
-        "",
-        f"Table {name}",
-        "",
-        "Columns as the experiment wrote them.",
-        f"memlens experiment INDEX {name}",
-        is_present=True,
-        tables=[_shown("this model", rows, columns, tables.index.vocabulary)],
-        facts=_counts(rows, columns) + _file_facts(name, tables.index),
-    )
-
-
 def _shown(caption: str, rows: list[Row], columns: list[str], vocabulary: list[str] | None) -> ShownTable:
-    def shown(column: str) -> list[str]:
+    """Return the first rows as text, without empty columns."""
+
+    def write(column: str) -> list[str]:
         values = [row[column] for row in rows[:_ROWS_SHOWN]]
         if column == "token" and vocabulary is not None:
-            known = range(len(vocabulary))
-            return [token(vocabulary[value]) if value in known else cell(value) for value in values]
+            return [token(vocabulary[value]) if value in range(len(vocabulary)) else cell(value) for value in values]
         return column_cells(values)
 
     columns = [name for name in columns if not rows or any(row.get(name) is not None for row in rows)]
-    body = zip(*(shown(column) for column in columns), strict=True)
+    body = zip(*(write(column) for column in columns), strict=True)
     return ShownTable(caption, columns, [list(row) for row in body], max(0, len(rows) - _ROWS_SHOWN))
 
 
 def _counts(rows: list[Row], columns: list[str]) -> list[tuple[str, str]]:
+    """Return the numbers of prefixes and memories per row as labels and values."""
     facts = []
     for column, label in _COUNTED.items():
         counts = [row[column] for row in rows if column in columns and isinstance(row[column], int)]
         if counts:
             low, high = min(counts), max(counts)
-            facts.append((f"{label} a row", cell(low) if low == high else f"{cell(low)} to {cell(high)}"))
+            facts.append((f"{label} per row", cell(low) if low == high else f"{cell(low)} to {cell(high)}"))
     return facts
 
 
 def _sample(experiment: Experiment, noted: ExperimentNote, prefixes: str) -> list[tuple[str, str]]:
-    """Describe the sample and its seed."""
+    """Return the sample and its seed as labels and values."""
     facts = []
     if prefixes:
         facts.append(("sample", prefixes))
@@ -234,7 +199,7 @@ def _file_facts(name: str, index: Index) -> list[tuple[str, str]]:
 
 
 def _options(noted: ExperimentNote) -> list[str]:
-    """Return the options of the command that makes the same table."""
+    """Return the options with which the command computes the same table again."""
     numbers = {"sample": noted.sample, "seed": noted.seed}
     options = [f"--{name} {number}" for name, number in numbers.items() if number is not None]
     options += _validation(noted.validation_corpus) if noted.validation else []
@@ -242,21 +207,21 @@ def _options(noted: ExperimentNote) -> list[str]:
 
 
 def _validation(corpus: Mapping[str, Any] | None) -> list[str]:
-    """Return the options of the validation text."""
+    """Return the options that select the validation corpus."""
     if corpus is None:
         return ["--validation CORPUS"]
     options = [f"--validation {shlex.quote(source)}" for source in corpus["sources"]]
-    usual = {"unit": CorpusSettings.unit, "column": CorpusSettings.column}
-    return options + [f"--{name} {shlex.quote(corpus[name])}" for name in usual if corpus[name] != usual[name]]
+    defaults = {"unit": CorpusSettings.unit, "column": CorpusSettings.column}
+    return options + [f"--{name} {shlex.quote(corpus[name])}" for name in defaults if corpus[name] != defaults[name]]
 
 
 @dataclass(frozen=True)
 class RoleShare:
-    """One role: its number of memories, and their share of each third of the layers and of all."""
+    """The number of memories with a role, and their share of all memories and of each third of the layers."""
 
     role: str
     count: int
-    shares: tuple[float | None, ...]  # shares in the lower, middle and upper third; None without scanned layers
+    shares: tuple[float | None, ...]  # in the lower, middle and upper third; None for a third without scanned layers
     share: float
     published: str
 
@@ -268,34 +233,34 @@ class RoleSection:
     roles: list[RoleShare]
     by_layer: list[dict[str, int]]
     none: float  # share of memories without a role
-    not_asked: tuple[str, ...]  # roles that need gates or counts by position, which this index lacks
+    untested: tuple[str, ...]  # roles that could not be tested on this index
     effects: list[RoleEffect]  # effects of silencing; empty before `memlens roles --effects`
 
 
 def role_section(index: Index) -> RoleSection | None:
-    """Return the section on roles, or None before `memlens roles`. A memory with several roles counts for each."""
+    """Return the section on roles, or None if there is no roles table. A memory with several roles counts for each."""
     if not index.has("roles"):
         return None
     layers = roles_by_layer(index)
     depth = len(index.manifest.model.memories)
     groups = [[layer for layer in layers if third(layer.layer, depth) == which] for which in THIRDS]
-    not_asked = _not_asked(index)
+    untested = _untested_roles(index)
     rows = []
     for role in ROLES:
-        counts = [(sum(layer.roles[role] for layer in some), sum(layer.memories for layer in some)) for some in groups]
+        counts = [(sum(layer.roles[role] for layer in part), sum(layer.memories for layer in part)) for part in groups]
         count, total = (sum(column) for column in zip(*counts, strict=True))
-        if role not in not_asked:
+        if role not in untested:
             shares = tuple(with_role / memories if memories else None for with_role, memories in counts)
             rows.append(RoleShare(role, count, shares, count / total, PUBLISHED.get(role, "")))
     none = sum(layer.none for layer in layers) / sum(layer.memories for layer in layers)
     counted = [
         {"layer": layer.layer, "memories": layer.memories, **layer.roles, "none": layer.none} for layer in layers
     ]
-    return RoleSection(rows, counted, none, not_asked, read_effects(index))
+    return RoleSection(rows, counted, none, untested, read_effects(index))
 
 
-def _not_asked(index: Index) -> tuple[str, ...]:
-    """Return the roles that could not be tested. (A tested role without memories is a result.)"""
-    (known,) = index.sql("SELECT count(position) AS positions, min(q_along) AS along FROM {roles}")
-    gated = ("enrichment", "depletion") if known["along"] == 1 else ()  # these roles were not tested for any memory
-    return gated if known["positions"] else ("positional", *gated)
+def _untested_roles(index: Index) -> tuple[str, ...]:
+    """Return the roles that could not be tested, because the model has no gates or the index no counts by position."""
+    (row,) = index.sql("SELECT count(position) AS positions, min(q_along) AS along FROM {roles}")
+    gated = ("enrichment", "depletion") if row["along"] == 1 else ()  # q is 1 for memories that were not tested
+    return gated if row["positions"] else ("positional", *gated)

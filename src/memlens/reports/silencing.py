@@ -1,8 +1,9 @@
-"""Silencing: a memory that one prediction depends on, measured by running the model without it.
+"""Silencing: find a memory on which a prediction depends, by running the model without it.
 
-1. Take memories whose value promotes the token that follows most of their triggers, largest share first.
-2. For each, take the strongest trigger that this token follows and that tokenizes to the same tokens again.
-3. Run the model on it with and without the memory. Report the memory with the largest factor between the two
+1. Select memories whose value promotes a token that follows many of their triggers, largest share first.
+2. For each memory, take the strongest trigger that is followed by this token and that the tokenizer splits into the
+   same tokens again.
+3. Run the model on this trigger with and without the memory. Report the memory with the largest ratio of the two
    probabilities of the token.
 """
 
@@ -15,9 +16,9 @@ from memlens.reports.findings import Insight, Material
 from memlens.text import visible
 from memlens.tracer.attribution import silence_each
 
-_CANDIDATES = 60  # memories to silence, each on one prompt
-_PROMOTED = 10  # top tokens of a value to compare with next tokens
-_LEAST = 5  # minimum number of triggers that the token follows
+_CANDIDATES = 60  # number of memories to silence, each on one prompt
+_PROMOTED = 10  # number of top tokens of a value to compare with next tokens
+_LEAST = 5  # minimum number of triggers that are followed by the token
 _LIKELY = 0.05  # minimum probability of the token
 _LONGEST = 120  # maximum length of a prompt in characters
 
@@ -29,8 +30,8 @@ class SilencedMemory:
     memory: MemoryId
     prompt: str
     token: str
-    follows: int
-    triggers: int
+    follows: int  # number of triggers that are followed by the token
+    triggers: int  # number of all triggers that have a next token
     p: float
     p_without: float
 
@@ -41,8 +42,8 @@ class SilencedMemory:
 
 def most_needed(material: Material, model: MemoryModel) -> Insight | None:
     """Return a finding about the memory with the largest effect on its token."""
-    tried = [_silence(material, model, row) for row in _candidates(material)]
-    likely = [trial for trial in tried if trial is not None and trial.p >= _LIKELY]
+    trials = [_silence(material, model, row) for row in _candidates(material)]
+    likely = [trial for trial in trials if trial is not None and trial.p >= _LIKELY]
     if not likely:
         return None
     best = max(likely, key=lambda trial: trial.factor)
@@ -50,8 +51,8 @@ def most_needed(material: Material, model: MemoryModel) -> Insight | None:
     lines = (
         f"  {visible(best.prompt)}",
         f"p of {token} is {best.p:.3f}; with {best.memory} set to 0 it is {best.p_without:.3f}",
-        f"{token} follows {best.follows} of its {best.triggers} strongest triggers; largest effect of {len(likely)} "
-        "memories, each silenced on one prompt",
+        f"{token} follows {best.follows} of its {best.triggers} strongest triggers; its effect is the largest of "
+        f"{len(likely)} memories, each silenced on one prompt",
     )
     words = [best.prompt, "--token", best.token, "--set", f"{best.memory}=0"]
     title = f"Without {best.memory}, {token} is {best.factor:.1f} times less likely"
@@ -59,6 +60,7 @@ def most_needed(material: Material, model: MemoryModel) -> Insight | None:
 
 
 def _candidates(material: Material) -> list[dict[str, Any]]:
+    """Return memories and tokens that the value promotes and that follow many triggers."""
     index = material.index
     if not index.has("values"):
         return []
@@ -78,17 +80,18 @@ def _candidates(material: Material) -> list[dict[str, Any]]:
 
 
 def _silence(material: Material, model: MemoryModel, row: dict[str, Any]) -> SilencedMemory | None:
+    """Silence a candidate on its strongest suitable trigger, or return None if it has no suitable trigger."""
     index = material.index
     memory = index.names.name(row["layer"], row["memory"])
     for trigger in index.triggers(memory):
         prompt = trigger.text
         if trigger.next_token != row["token"] or len(prompt) > _LONGEST or prompt.startswith("-"):
             continue
-        read = model.tokenizer.encode([prompt])[0].ids
-        if len(read) != trigger.prefix.position + 1:
-            continue  # the prompt would have other tokens, because a token may end inside a word
-        seen = silence_each(model, prompt, [memory], token=row["token"])
+        tokens = model.tokenizer.encode([prompt])[0].ids
+        if len(tokens) != trigger.prefix.position + 1:
+            continue  # a trigger may end inside a word, and its text then has other tokens
+        attribution = silence_each(model, prompt, [memory], token=row["token"])
         token = index.vocabulary[row["token"]]
-        without = seen.p - seen.effects[memory]
-        return SilencedMemory(memory, prompt, token, row["follows"], row["triggers"], seen.p, without)
+        p_without = attribution.p - attribution.effects[memory]
+        return SilencedMemory(memory, prompt, token, row["follows"], row["triggers"], attribution.p, p_without)
     return None

@@ -1,4 +1,4 @@
-"""The page of a task's circuit: the curve over sizes as a drawing and a table, and its memories."""
+"""The page of a task's circuit: faithfulness by size, as a drawing and as a table, and the memories of the circuit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 _START = b'<!doctype html>\n<html lang="en" data-generator="memlens circuit">'
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 640, 300, 44, 34  # sizes of the drawing
-_LOW, _HIGH = -0.25, 1.5  # larger values are drawn at the edge
+_LOW, _HIGH = -0.25, 1.5  # range of the vertical axis; values outside are drawn at its ends
 
 
 @dataclass(frozen=True)
 class TaskMemory:
-    """A memory of the circuit, with the tokens that its value promotes and its summary in an index."""
+    """A memory of the circuit, with the top tokens of its value and, from an index, its patterns and top trigger."""
 
     name: str
     score: float
@@ -39,7 +39,7 @@ def is_task_page(head: bytes) -> bool:
 def write_task_page(
     result: TaskCircuit, memories: Sequence[TaskMemory], model: str, task: str, path: Path, *, force: bool = False
 ) -> None:
-    """Write one self-contained page. `force` replaces a file that memlens did not write."""
+    """Write the page as one self-contained file. `force` also replaces a file that memlens did not write."""
     refuse_output(path, is_task_page, force=force)
     lines = {
         "faithfulness": _polyline([(point.size, point.faithfulness) for point in result.curve], result),
@@ -76,5 +76,6 @@ def _x(size: int, result: TaskCircuit) -> float:
 
 
 def _y(value: float) -> float:
+    """Return the position of a value on the vertical axis."""
     share = (min(max(value, _LOW), _HIGH) - _LOW) / (_HIGH - _LOW)
     return _HEIGHT - _BOTTOM - (_HEIGHT - _BOTTOM - 12) * share
