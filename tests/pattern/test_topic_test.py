@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import combine_pvalues
 from test_coherence import PREFIXES, WORDS, made
 
-from memlens.pattern.topics import ExcludedWords, Pool, SemanticTopic, _combined, _TopicTest
+from memlens.pattern.topics import BackgroundVectors, ExcludedWords, SemanticTopic, _combined, _TopicTest
 
 
 @pytest.mark.parametrize(("p", "other"), [(0.04, 0.3), (1e-6, 1e-5), (0.05, 1.0), (1.0, 1.0)])
@@ -22,7 +22,7 @@ def test_the_chance_of_held_out_triggers_is_that_of_plain_loops() -> None:
     excluded = ExcludedWords(left_out, np.array([0, len(left_out)]), np.zeros(1, np.uint64))
     documents = np.arange(PREFIXES)
     documents[14], documents[15] = documents[2], documents[16]  # of a trigger's document, and two of one document
-    test = _TopicTest(words, vectors, excluded, Pool([]), documents)
+    test = _TopicTest(words, vectors, excluded, BackgroundVectors([]), documents)
     direction = vectors.vectors[5]
     topic = SemanticTopic(0b111, (5,), 0.1, direction)
     own, held, same = np.arange(1, 11), np.array([*range(11, 29), -1]), np.array([*range(30, 60), 30, 31])

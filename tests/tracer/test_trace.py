@@ -259,7 +259,7 @@ def test_an_index_of_another_model_is_refused(indexed: Indexed) -> None:
     index, model = indexed
     for family, seed, words in (
         ("bloom", 0, "is not an index of"),
-        ("gpt2", 0, "family llama, not gpt2"),
+        ("gpt2", 0, "its family is llama, not gpt2"),
         ("llama", 1, "its values differ"),
     ):
         with pytest.raises(ModelError, match=words):

@@ -298,5 +298,5 @@ def test_memories_that_fire_on_a_text_are_searched(open_page: Open, width: int, 
     page.locator("[name=by]").focus()
     page.keyboard.type("eff")
     page.wait_for_url("**by=effect")
-    assert "in=fires" in page.url and "effects are on the logit" in page.locator(".count").inner_text()
+    assert "in=fires" in page.url and "effects refer to the logit" in page.locator(".count").inner_text()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

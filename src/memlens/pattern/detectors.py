@@ -1,16 +1,17 @@
 """Patterns as detectors: do the patterns of a memory select the prefixes of other text on which it is active?
 
 1. Take all prefixes of some sentences that were not scanned, from another index of the same model (`other`).
-2. A wording holds for a prefix if the prefix has its feature (features). A topic holds for the prefixes that are closer
-   to the mean word vector of the topic's triggers than all but its share of prefixes. A subject by states is treated
-   in the same way, with the model's final states, but does not hold for prefixes that end inside a word. Patterns of
-   next tokens are no part of a prefix and are left out.
-3. The detector's score of a prefix is the largest confidence of the patterns that hold, 0 for none.
-4. Run the model and read the memory's coefficient at every prefix. The memory is strongly active on the STRONG share
+2. A prefix has a wording if it has the wording's feature (features). A topic has a share of random prefixes. The
+   prefixes that have the topic are this share of prefixes with the smallest distance to the mean word vector of its
+   triggers. Subjects by states are treated in the same way, with the model's final states, but a prefix that ends
+   inside a word never has such a subject. Patterns of next tokens are left out, because the next token is not part of
+   a prefix.
+3. The detector's score of a prefix is the largest confidence of the patterns that the prefix has, or 0.
+4. Run the model and read the memory's coefficient on every prefix. The memory is strongly active on the STRONG share
    of prefixes with the largest positive coefficients.
-5. Precision, recall and F1 describe the prefixes with any pattern as a selection of the strongly active ones. The
-   AUROC compares scores of strongly active and other prefixes. The correlation is Pearson's, between score and
-   coefficient.
+5. Precision, recall and F1 compare the prefixes that have any pattern with those on which the memory is strongly
+   active. The AUROC compares the scores of the latter with those of all other prefixes. The correlation is Pearson's,
+   between score and coefficient.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ if TYPE_CHECKING:
 
 STRONG = 0.01
 _BATCH = 4096  # tokens per batch
-_TOPIC, _SUBJECT = "topic:", "subject:"  # how names of these patterns begin
+_TOPIC, _SUBJECT = "topic:", "subject:"  # beginnings of the names of these patterns
 
 
 class Places(NamedTuple):
-    """Prefixes by sentence and position. Both arrays are [prefixes]."""
+    """Prefixes, given by their sentences [prefixes] and positions [prefixes]."""
 
     sentences: NDArray[np.int64]
     positions: NDArray[np.int64]
 
 
 class DetectorScores(NamedTuple):
-    """Scores of one memory's patterns. A ratio without a denominator is 0; the AUROC is None if it is undefined."""
+    """Scores of one memory's patterns. A ratio is 0 if its denominator is 0. An undefined AUROC is None."""
 
     precision: float
     recall: float
@@ -89,7 +90,7 @@ def score_prefixes(
 ) -> NDArray[np.float32]:
     """Return the detectors' scores of prefixes of another index. [memories, prefixes]
 
-    Subjects by states need the model and are left out without it.
+    Subjects by states are left out if no model is given.
     """
     by_memory = index.rows_of("patterns", memories, "pattern, prefixes, confidence, share", where=f"kind != '{NEXT}'")
     rows = [(place, row) for place, memory in enumerate(memories) for row in by_memory[memory]]
@@ -124,7 +125,7 @@ def score_prefixes(
 def _match_wordings(index: Index, prefixes: Any, words: Words, names: Iterable[str]) -> dict[str, NDArray[np.int64]]:
     """Return the prefixes that have each feature, by the feature's name."""
     spelled, feature_names = number_features(words, prefixes.last, index.vocabulary, token_classes(index))
-    each = np.arange(prefixes.size)[:, None]  # every prefix as a list of one: its keys are those of the prefix
+    each = np.arange(prefixes.size)[:, None]  # one prefix per row, so that shared_keys returns all keys of each prefix
     owner, keys, _, _ = shared_keys(each, prefixes, spelled, 1)
     order = np.argsort(keys, kind="stable")
     distinct, starts = np.unique(keys[order], return_index=True)

@@ -1,11 +1,11 @@
-"""Optional descriptions from a language model behind an OpenAI-compatible endpoint, and a test of each.
+"""Optional descriptions of memories by a language model behind an OpenAI-compatible endpoint, with a test of each.
 
- 1. The model sees half of a memory's triggers and proposes one line.
- 2. In a new conversation, the model sees the line and the other half mixed with random prefixes of the corpus, and
-    names those that the line fits.
+ 1. The model reads half of a memory's triggers and proposes a description of one line.
+ 2. In a new conversation, the model reads this description and the other half of the triggers, mixed with random
+    prefixes of the corpus. It names the prefixes that fit the description.
  3. The score is the balanced accuracy of this detection. Chance is 0.5.
 
-The user chooses the endpoint. It receives prefixes of the memories in question and, if the environment variable
+The user chooses the endpoint. It receives triggers of the memories that are described and, if the environment variable
 MEMLENS_EXPLAINER_KEY is set, this key. A proposal names its author and is never added to the patterns.
 """
 
@@ -28,8 +28,8 @@ from memlens.memory import MemoryId
 from memlens.pattern.words import sample_prefixes
 
 KEY_VARIABLE = "MEMLENS_EXPLAINER_KEY"
-TOP = 24  # triggers: half to describe, half to detect
-_CHARACTERS = 300  # number of last characters of a prefix to send
+TOP = 24  # number of triggers; one half is described, the other half is used for detection
+_CHARACTERS = 300  # number of characters to send from the end of a prefix
 _SECONDS = 120.0
 
 _DESCRIBE = (
@@ -45,7 +45,7 @@ _DETECT = (
 
 @dataclass(frozen=True)
 class Explainer:
-    """The endpoint and model to ask."""
+    """An endpoint and its model."""
 
     url: str  # base address, such as http://localhost:8080/v1
     model: str = "default"
@@ -53,10 +53,10 @@ class Explainer:
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
-            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         except ValueError:  # invalid port or unbalanced bracket
-            usable = False
-        if not usable:
+            is_usable = False
+        if not is_usable:
             raise SettingError(f"--explainer is '{self.url}'; give an address like http://localhost:8080/v1")
 
     def ask(self, prompt: str) -> str:
@@ -73,11 +73,13 @@ class Explainer:
                 content = json.loads(answer.read())
         except urllib.error.HTTPError as error:
             raise SettingError(
-                f"{address} answers {error.code} {error.reason}; check the address, key and model"
+                f"{address} answered {error.code} {error.reason}; check the address, the key and the model"
             ) from error
         except (OSError, ValueError, RecursionError, HTTPException) as error:
             reason = str(getattr(error, "reason", error)).splitlines()[:1]
-            raise SettingError(f"{address} gives no usable answer ({''.join(reason)}); is it running?") from error
+            raise SettingError(
+                f"{address} gave no usable answer ({''.join(reason)}); check that it is running"
+            ) from error
         return _message(content, address)
 
 
@@ -87,18 +89,18 @@ def _message(content: Any, address: str) -> str:
     except (KeyError, IndexError, TypeError):
         text = None
     if not isinstance(text, str) or not text.strip():
-        raise SettingError(f"{address} answers without a message; is it an OpenAI-compatible endpoint?")
+        raise SettingError(f"the answer of {address} has no message; check that the endpoint is OpenAI-compatible")
     return text
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A language model's description of a memory's triggers, and how well it separates them from other prefixes."""
+    """A language model's description of a memory's triggers, and the accuracy with which it detects other triggers."""
 
     memory: MemoryId
     description: str
     by: str
-    detection: float | None  # balanced accuracy on held-out triggers and random prefixes; None if it was not tested
+    detection: float | None  # balanced accuracy on held-out triggers and random prefixes; None if not tested
     held_out: int
     proposal: bool = True  # marks the record as a proposal in JSON
 
@@ -108,7 +110,7 @@ class Proposal:
 
 
 def propose(index: Index, memory: str | MemoryId, explainer: Explainer, seed: int = 0) -> Proposal:
-    """Ask for a description from half of the triggers and test it on the other half."""
+    """Ask for a description of half of the triggers and test it on the other half."""
     name = index.check(memory)
     texts = [_end(trigger.text) for trigger in index.triggers(name, limit=TOP)]
     if len(texts) < 3:
@@ -128,9 +130,9 @@ def _detection(
     mixed = [(text, True) for text in triggers] + [(text, False) for text in others]
     order = random.permutation(len(mixed)).tolist()
     lines = "\n".join(f"{number}. {mixed[place][0]}" for number, place in enumerate(order, 1))
-    chosen = _numbers(explainer.ask(_DETECT.format(description=description) + lines))
-    picks = [(number in chosen, mixed[place][1]) for number, place in enumerate(order, 1)]
-    return (picks.count((True, True)) / len(triggers) + picks.count((False, False)) / len(others)) / 2
+    detected = _numbers(explainer.ask(_DETECT.format(description=description) + lines))
+    pairs = [(number in detected, mixed[place][1]) for number, place in enumerate(order, 1)]
+    return (pairs.count((True, True)) / len(triggers) + pairs.count((False, False)) / len(others)) / 2
 
 
 def _numbers(answer: str) -> set[int]:
@@ -143,13 +145,13 @@ def _random_texts(index: Index, count: int, random: np.random.Generator, without
     sentences, positions = sample_prefixes(index, 4 * count + 16, int(random.integers(1 << 31)))
     order = random.permutation(len(sentences)).tolist()
     rows = index.sentences(sorted(set(sentences.tolist())))
-    found: list[str] = []
+    texts: list[str] = []
     for place in order:
         row = rows[int(sentences[place])]
         text = _end(row["text"][: row["ends"][positions[place]]])
-        if text not in without and text not in found:
-            found.append(text)
-    return found[:count]
+        if text not in without and text not in texts:
+            texts.append(text)
+    return texts[:count]
 
 
 def _end(text: str) -> str:

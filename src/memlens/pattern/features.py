@@ -4,20 +4,22 @@
     ENDING + n     the last n words, n = 1..3
     ANYWHERE + n   n consecutive words anywhere in the window
     SHAPE          properties of the last word: its shape (year, capital, opening quote), an affix (-ing, un-), the last
-                   token as a piece inside a word, the class of the last token (tokens.parquet), a word list, whether
-                   the word is incomplete. Also: a list or form of the word before the last, the first word of the
-                   sentence, the number of words of the sentence so far, whether a bracket is open, and the next token
+                   token as a piece inside a word, the class of the last token (tokens.parquet), a word list, and
+                   whether the word is incomplete; also a list or form of the word before the last, the first word of
+                   the sentence, the number of words in the sentence so far, whether a bracket is open, and the next
+                   token
 
-An affix has two to four letters and is shorter than its word. A key holds its kind and up to three word numbers, so it
-can be decoded without a table.
+An affix has two to four letters and is shorter than its word. A key contains its kind and up to three word numbers, so
+it can be decoded without a table.
 
-Names of classes: a class comes from the model's embeddings and has no name. If three quarters of its words are in one
-of the lists below, the class gets the name of the list, otherwise its most frequent words. Each list is also a feature,
-because people say "a preposition" of words that the model may not consider similar. The lists are English.
+Classes of words come from the model's embeddings and have no names. If three quarters of the words of a class are in
+one of the lists below, the class is described by the name of the list, otherwise by its most frequent words. Each list
+is also a feature, because people describe words as "a preposition" even if the model does not treat them as similar.
+The lists are English.
 
-Background: a seeded sample of all prefixes is processed by the same compiled code as triggers. The frequency of an
-ending or shape is counted. An n-gram is more likely in a longer prefix: its probability in a prefix of L words is
-1 - exp(-rate L), with the rate that gives its frequency in the whole sample.
+The background is a seeded sample of all prefixes, which is processed by the same compiled code as triggers. The
+frequency of an ending or shape is counted. An n-gram is more likely in a longer prefix. Its probability in a prefix of
+L words is 1 - exp(-rate L), with the rate that gives its frequency in the whole sample.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ FUNCTION_LISTS = (
 
 
 def is_content_word(word: str) -> bool:
-    """Return True if a lower-case word has three letters or more, or is not ASCII, and is no function word."""
+    """Return True if a lower-case word is not a function word and has three letters or more, or is not ASCII."""
     has_letters = word.isalpha() and (len(word) > 2 or not word.isascii())
     return has_letters and not any(word in _WORDS[name] for name in FUNCTION_LISTS)
 
@@ -105,8 +107,6 @@ def lists_of(word: str) -> list[str]:
 def describe_class(examples: Sequence[str]) -> str:
     """Return `ends with a month: may, june, july`, or `ends with a word like barge, ferry, canoe`."""
     shown = ", ".join(examples[:SHOWN])
-    if not examples:
-        return "ends with words that the model takes for alike"
     lower = [word.lower() for word in examples]
     shares = {name: sum(word in words for word in lower) / len(lower) for name, words in _WORDS.items()}
     best = max(shares, key=lambda name: shares[name])
@@ -115,11 +115,11 @@ def describe_class(examples: Sequence[str]) -> str:
 
 LONGEST = 3
 FRAME, ENDING, ANYWHERE, SHAPE = 0, 0, 3, 7  # an ending has at least one word, so 0 is free for frames
-# What a SHAPE key describes (above its 40 lowest bits): the last word, the first word of the sentence or its list, the
-# number of words of the sentence, the word before the last, an open bracket, the class of the last token, the next
-# token.
+# The bits above the 40 lowest ones state what a SHAPE key describes: the last word, the first word of the sentence or
+# its list, the number of words of the sentence, the word before the last, an open bracket, the class of the last token,
+# or the next token.
 LAST, FIRST, FIRST_LIST, EARLY, BEFORE, INSIDE, LAST_CLASS, FOLLOWING = 0, 1, 2, 3, 4, 5, 6, 7
-EARLY_WORDS = (1, 3, 6)  # a tuple, because compiled code reads it
+EARLY_WORDS = (1, 3, 6)  # a tuple, so that compiled code can read it
 _EARLY = {1: "with the first word", 3: "within the first three words", 6: "within the first six words"}
 GAP = 0  # stands for any word in a frame
 BITS, KIND = 20, 60
@@ -128,7 +128,7 @@ _AFFIXES = (2, 3, 4)
 _STEM = 1
 
 KeyArray = NDArray[np.int64]
-# Families of hypotheses, each with its own cutoff: there are few classes of words, more words and many wordings.
+# Families of hypotheses. Each has its own cutoff, because there are few classes of words, more words and many wordings.
 _WORDINGS = ("one word at the end", "two words at the end", "three words at the end", "words with a gap at the end")
 _ANYWHERE = ("one word anywhere", "two words anywhere", "three words anywhere")
 _SORTS_OF = ("forms of last words", "openings of sentences", "sorts of words before them", "classes of last words")
@@ -138,7 +138,7 @@ OF_LAST_WORDS, OF_OPENINGS, OF_BEFORE, OF_CLASSES, OF_FOLLOWING = 7, 8, 9, 10, 1
 _FAMILY = {"frame": GAPS, **dict.fromkeys(("shape", "piece", "list"), OF_LAST_WORDS), "class": OF_CLASSES}
 _FAMILY |= {"opening": OF_OPENINGS, "early": OF_OPENINGS, "inside": OF_BEFORE, "before": OF_BEFORE, NEXT: OF_FOLLOWING}
 
-# From special to general. A word has every shape that it matches.
+# Shapes of words, special ones first. A word has every shape that it matches.
 _SHAPES = {
     "year": re.compile(r"1[0-9]{3}|20[0-9]{2}"),
     "decade": re.compile(r"1[0-9]{2}0s|20[0-9]0s"),
@@ -168,21 +168,22 @@ _DESCRIPTIONS = {
 
 
 def shapes_of(spelling: str) -> list[str]:
-    """Return shapes and affixes (`-ing`, `un-`) of a word as written."""
-    found = [name for name, form in _SHAPES.items() if form.fullmatch(spelling)]
+    """Return the shapes, affixes (`-ing`, `un-`) and lists of a word as it is written."""
+    shapes = [name for name, form in _SHAPES.items() if form.fullmatch(spelling)]
     if spelling[:1].isupper():
-        found.append("capitals" if len(spelling) > 1 and spelling.isupper() else "capital")
+        shapes.append("capitals" if len(spelling) > 1 and spelling.isupper() else "capital")
     word = spelling.lower()
     if word.isalpha():
         lengths = [size for size in _AFFIXES if len(word) >= size + _STEM]
-        found += [f"-{word[-size:]}" for size in lengths]
-        found += [f"{word[:size]}-" for size in lengths]
+        shapes += [f"-{word[-size:]}" for size in lengths]
+        shapes += [f"{word[:size]}-" for size in lengths]
         if len(word) > 3 and word.endswith("s") and word[-2] not in "siu":
-            found.append(PLURAL)
-    return found + [f"{LIST}{name}" for name in lists_of(word)]
+            shapes.append(PLURAL)
+    return shapes + [f"{LIST}{name}" for name in lists_of(word)]
 
 
 def _mark(word: str) -> int:
+    """Return STOP, SIGN or SHORT for a word, or 0 for other words."""
     if word and not word[0].isalnum():
         return STOP if word in ".!?" else SIGN
     return SHORT if len(word) <= 2 else 0
@@ -200,17 +201,17 @@ def _describe_before(shape: str) -> str:
 
 
 class SpellingFeatures(NamedTuple):
-    """Numbers of the features of spellings, words and tokens, 0 for none. A tuple, because compiled code reads it."""
+    """Numbers of the features of spellings, words and tokens, 0 for none. It is a tuple for compiled code."""
 
     shapes: NDArray[np.int32]  # shapes, affixes and lists of all spellings
-    offsets: NDArray[np.int64]  # [spellings + 1]: where each spelling starts in `shapes`
+    offsets: NDArray[np.int64]  # [spellings + 1]: first entry of each spelling in `shapes`
     classes: NDArray[np.int32]  # [grains, vocabulary]: classes of each token
     pieces: NDArray[np.int32]  # [vocabulary]: feature of the token as a piece inside a word
     lengths: NDArray[np.int32]  # [spellings]: number of letters
     token_lengths: NDArray[np.int32]  # [vocabulary]: number of letters
-    marks: NDArray[np.int8]  # [words]: STOP, SIGN (other punctuation), SHORT (a stop after it ends no sentence), or 0
+    marks: NDArray[np.int8]  # [words]: STOP, SIGN (other punctuation), SHORT (may be an abbreviation), or 0
     lists: NDArray[np.int32]  # [words, MOST_LISTS]: lists that contain the word
-    sorts: NDArray[np.int32]  # [words, MOST_SORTS]: lists and forms of a word before the last
+    sorts: NDArray[np.int32]  # [words, MOST_SORTS]: lists and forms of the word, if it comes before the last word
     brackets: NDArray[np.int64]  # [2]: word numbers of "(" and ")"
     of_whole_words: NDArray[np.bool_]  # [names + 1]: whether the feature applies to complete words only
 
@@ -218,13 +219,13 @@ class SpellingFeatures(NamedTuple):
 def number_features(
     words: Words, last: NDArray[Any], tokens: Sequence[str], classes: NDArray[np.int32]
 ) -> tuple[SpellingFeatures, list[str]]:
-    """Number the features of spellings, words and tokens. Returns them and their names. The first name has number 1.
+    """Number the features of spellings, words and tokens. Returns the numbers and the names, the first for number 1.
 
     Args:
         words: The vocabulary.
-        last: Spellings that end a prefix; other spellings get no features.
+        last: Spellings that end a prefix. Other spellings get no features.
         tokens: The text of every token.
-        classes: The classes of every token at several grains, -1 for none. [grains, vocabulary]
+        classes: The classes of every token for several sizes of classes, -1 for none. [sizes, vocabulary]
     """
     numbers = {name: number for number, name in enumerate((OPENING_QUOTE, UNFINISHED), 1)}
 
@@ -241,7 +242,7 @@ def number_features(
         offsets.append(len(shapes))
     pieces = [number_of(f"{PIECE}{text.lower()}") if text.isalpha() and len(text) > 1 else 0 for text in tokens]
     grains = [
-        [0 if own < 0 else number_of(f"{CLASS}{grain}.{own}") for own in row]
+        [0 if number < 0 else number_of(f"{CLASS}{grain}.{number}") for number in row]
         for grain, row in enumerate(classes.tolist())
     ]
     lists = np.zeros((len(words.texts), MOST_LISTS), np.int32)
@@ -277,18 +278,18 @@ class Feature:
 
     kind: str  # "ending", "n-gram" or one of _FAMILY
     words: tuple[int, ...] = ()  # word numbers; GAP for any word
-    shape: str = ""  # name of the shape; for a next token, the token number
+    shape: str = ""  # name of the shape, or the number of a next token
 
     @property
     def family(self) -> int:
-        """The index of the feature into FAMILIES."""
+        """The index of the feature's family in FAMILIES."""
         if self.kind in ("ending", "n-gram"):
             return min(len(self.words), LONGEST) - 1 + (OF_ANYWHERE if self.kind == "n-gram" else 0)
         return _FAMILY[self.kind]
 
     @property
     def places(self) -> frozenset[int]:
-        """The described places: 1 for the last word, 0 for the start of the sentence, none for an n-gram."""
+        """The described places: 1 for the last word, 0 for the start of the sentence. An n-gram has none."""
         if self.kind == "n-gram":
             return frozenset()
         if self.kind in ("opening", "early", "before", "inside"):
@@ -336,11 +337,12 @@ class Feature:
         return f'{"contains" if self.kind == "n-gram" else "ends with"} "{self.text(words)}"'
 
     def name(self, words: Words) -> str:
-        """Return a name that is the same for every memory."""
+        """Return a name that is equal for equal features of different memories."""
         return f"{self.kind}:{self.shape or self.text(words.texts)}"
 
 
 def read_key(key: int, names: Sequence[str]) -> Feature:
+    """Decode a key. `names` are the names of numbered features."""
     kind, body = key >> KIND, key & ((1 << KIND) - 1)
     if kind == SHAPE:
         about, number = body >> (2 * BITS), body & _MASK
@@ -373,7 +375,7 @@ _RATES = np.geomspace(1e-9, 20, 4000)
 
 @compiled_part
 def _add_keys_(prefixes: PrefixWords, spelled: SpellingFeatures, row: int, keys: Any, count: int) -> int:
-    """Append the keys of one prefix, with repeated n-grams, and return the new number of keys."""
+    """Append the keys of one prefix and return the new number of keys. Repeated n-grams have repeated keys."""
     words, end = prefixes.words, prefixes.offsets[row + 1]
     for start in range(prefixes.offsets[row], end):
         body = np.int64(0)
@@ -381,7 +383,7 @@ def _add_keys_(prefixes: PrefixWords, spelled: SpellingFeatures, row: int, keys:
             if start + n > end or words[start + n - 1] == 0:
                 break
             body = (body << BITS) | np.int64(words[start + n - 1])
-            if start + n < end or not prefixes.goes_on[row]:  # an incomplete word is not in the text
+            if start + n < end or not prefixes.goes_on[row]:  # an incomplete word is no word of the text
                 keys[count] = (np.int64(ANYWHERE + n) << KIND) | body
                 count += 1
             if start + n == end:
@@ -419,7 +421,7 @@ def _add_keys_(prefixes: PrefixWords, spelled: SpellingFeatures, row: int, keys:
 
 @compiled_part
 def sentence_start(words: Any, marks: Any, begin: int, end: int) -> int:
-    """Return the start of the sentence that words[begin:end] ends in, or -1 if the sentence starts before them."""
+    """Return the start of the sentence in which words[begin:end] end, or -1 if it starts before these words."""
     start = -1 if end - begin >= WINDOW else begin
     for place in range(end - 2, begin, -1):
         if marks[words[place]] == STOP and marks[words[place - 1]] != SHORT:
@@ -432,7 +434,7 @@ def sentence_start(words: Any, marks: Any, begin: int, end: int) -> int:
 
 @compiled_part
 def _add_opening_(prefixes: PrefixWords, spelled: SpellingFeatures, begin: int, end: int, keys: Any, count: int) -> int:
-    """Append the first word of the sentence and its lists (unless it is also the last word), and the position."""
+    """Append the position in the sentence, and the first word and its lists unless it is also the last word."""
     start = sentence_start(prefixes.words, spelled.marks, begin, end) if end > begin else -1
     if start < 0:
         return count
@@ -463,7 +465,7 @@ def _add_before_(prefixes: PrefixWords, spelled: SpellingFeatures, begin: int, e
     place = end - 1
     while place >= begin and words[place] != opens and words[place] != closes:
         place -= 1
-    # a bracket as the last word is already an ending, and 0 stands for unknown words
+    # a bracket that is the last word is already an ending; unknown words have number 0
     if begin <= place < end - 1 and words[place] == opens and opens > 0:
         keys[count] = (np.int64(SHAPE) << KIND) | (np.int64(INSIDE) << (2 * BITS)) | np.int64(1)
         count += 1
@@ -497,11 +499,11 @@ def _room(prefixes: PrefixWords, row: int) -> int:
 
 @compiled
 def _all_keys(prefixes: PrefixWords, spelled: SpellingFeatures) -> KeyArray:
-    """Return every key of every prefix, once per prefix."""
+    """Return the distinct keys of every prefix, concatenated."""
     total = 0
     for row in range(len(prefixes.last)):
         total += _room(prefixes, row)
-    found = np.empty(total, np.int64)
+    distinct = np.empty(total, np.int64)
     kept = 0
     for row in range(len(prefixes.last)):
         keys = np.empty(_room(prefixes, row), np.int64)
@@ -509,9 +511,9 @@ def _all_keys(prefixes: PrefixWords, spelled: SpellingFeatures) -> KeyArray:
         sort_(keys, count)
         for i in range(count):
             if i == 0 or keys[i] != keys[i - 1]:
-                found[kept] = keys[i]
+                distinct[kept] = keys[i]
                 kept += 1
-    return found[:kept]
+    return distinct[:kept]
 
 
 @compiled
@@ -564,7 +566,10 @@ def _size(members: Any) -> int:
 def shared_keys(
     rows: NDArray[np.int64], prefixes: PrefixWords, spelled: SpellingFeatures, least: int
 ) -> tuple[NDArray[np.int32], KeyArray, NDArray[np.uint64], NDArray[np.int64]]:
-    """Find keys that at least `least` triggers share. Returns memory, key, bit mask and number of the triggers."""
+    """Find keys that at least `least` triggers of a memory share.
+
+    Returns, for each of them, the memory, the key, a bit mask of the triggers and their number.
+    """
     memory, keys, sets, sizes = _shared_keys(rows, least, prefixes, spelled)
     return memory, keys, sets, sizes
 
@@ -600,12 +605,12 @@ def key_shares(
     spelled: SpellingFeatures,
 ) -> NDArray[np.float64]:
     """Return the share of each memory's prefixes (rows [memories, t], -1 for none) that have each of its keys."""
-    found: NDArray[np.float64] = _key_shares(np.ascontiguousarray(rows), keys, offsets, prefixes, spelled)
-    return found
+    shares: NDArray[np.float64] = _key_shares(np.ascontiguousarray(rows), keys, offsets, prefixes, spelled)
+    return shares
 
 
 def families_of(keys: KeyArray) -> NDArray[np.int64]:
-    """Return the index into FAMILIES of every key, as Feature.family does."""
+    """Return the index of every key's family in FAMILIES, like Feature.family."""
     kinds, about = keys >> KIND, (keys >> (2 * BITS)) & ((1 << BITS) - 1)
     of_wordings = np.array([GAPS, *range(LONGEST), *range(OF_ANYWHERE, OF_ANYWHERE + LONGEST)])[kinds % SHAPE]
     of_shapes = np.full(FOLLOWING + 1, OF_OPENINGS)
@@ -617,9 +622,9 @@ def families_of(keys: KeyArray) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, eq=False)
 class Background:
-    """Frequencies of features in sampled prefixes."""
+    """The frequencies of features in random prefixes."""
 
-    keys: KeyArray  # keys of features that occur more than once, sorted
+    keys: KeyArray  # keys that occur more than once, sorted
     counts: NDArray[np.int64]
     prefixes: int
     length_shares: NDArray[np.float64]  # [WINDOW + 1]: share of prefixes of each length
@@ -628,13 +633,13 @@ class Background:
     @classmethod
     def of(cls, prefixes: PrefixWords, spelled: SpellingFeatures) -> Background:
         keys, counts = np.unique(_all_keys(prefixes, spelled), return_counts=True)
-        kept = counts > 1  # a key that is not stored counts as occurring once
+        kept = counts > 1  # keys that are not stored count as occurring once
         lengths = np.bincount(prefixes.lengths, minlength=WINDOW + 1) / max(prefixes.size, 1)
         hypotheses = np.bincount(families_of(keys[counts >= GROUNDED]), minlength=len(FAMILIES))
         return cls(keys[kept], counts[kept], prefixes.size, lengths, tuple(hypotheses.tolist()))
 
     def count(self, keys: KeyArray) -> NDArray[np.int64]:
-        """Return the number of sampled prefixes with each feature, at least 1."""
+        """Return the number of random prefixes with each feature, at least 1."""
         if len(self.keys) == 0:
             return np.ones(len(keys), np.int64)
         where = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
@@ -643,8 +648,7 @@ class Background:
     def shares(self, keys: KeyArray, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return an upper bound on the probability that a random prefix has each feature.
 
-        `lengths` [keys, t] are the lengths of the memory's prefixes, -1 for none. The bound is averaged over these
-        lengths.
+        `lengths` [keys, t] are the lengths of the memory's prefixes, -1 for none. The bound is a mean over them.
         """
         shares = upper_share(self.count(keys), self.prefixes)
         anywhere = (families_of(keys) >= OF_ANYWHERE) & (families_of(keys) < OF_ANYWHERE + LONGEST)

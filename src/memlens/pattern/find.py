@@ -1,19 +1,18 @@
 """Find the patterns of all memories of an index. The algorithm starts in find_patterns:
 
- 1. Read triggers and a random sample of prefixes as words (words).
- 2. Find features that at least three triggers share more often than chance allows, with one false discovery rate for
-    all memories (features, shallow).
- 3. For each memory, choose the few features that a person would name (shallow).
+ 1. Read the words of triggers and of a random sample of prefixes (words).
+ 2. Find features that more triggers share than expected by chance, at least three, with one false discovery rate for
+    all memories (features, shallow). Next tokens that recur are among these features.
+ 3. For each memory, select the few features that a person would name (shallow).
  4. Find topics: triggers that are coherent beyond their shared words and last tokens (topics). Record the share of
     memories that would have a topic with swapped triggers. Drop topics that held-out triggers do not confirm (score).
  5. Add content words that no topic explains (shallow).
- 6. Score every pattern on held-out triggers (score). Drop broad patterns (word lists, positions in the sentence) that
+ 6. Drop next tokens that the last tokens of the triggers explain (following).
+ 7. Score every pattern on held-out triggers (score). Drop broad patterns (word lists, positions in the sentence) that
     held-out triggers do not confirm. Patterns of mostly the same prefixes form one sense.
- 7. Next tokens that recur are found with the other features. Drop those that last tokens explain (following).
+ 8. If the model ran on the triggers, add the subjects that were found in its states (states).
 
- 8. If the model ran on the triggers, add the subjects found in its states (states).
-
-The false discovery rate holds within each family of hypotheses: features.FAMILIES and topics. Memory use
+The false discovery rate holds within each family of hypotheses: features.FAMILIES and topics. The memory that is needed
 grows with the number of triggers, not with the corpus. Only step 8 needs the model.
 """
 
@@ -48,27 +47,28 @@ from memlens.pattern.words import HELD, NEXT, TriggerRows, read_trigger_rows
 from memlens.progress import Progress, no_progress
 from memlens.settings import PatternSettings
 
-_GENERAL, _SAME_SENSE = 0.7, 0.5  # minimum share of triggers; minimum overlap as a share of the smaller set of prefixes
+_GENERAL = 0.7  # a pattern of at least this share of triggers belongs to every sense
+_SAME_SENSE = 0.5  # minimum overlap of two patterns of one sense, as a share of the smaller set of prefixes
 
 
 @dataclass(frozen=True, eq=False)
 class PatternResult:
-    """Patterns by row of TriggerRows, best first, and notes for the manifest."""
+    """The patterns of each memory, best first, in the order of TriggerRows, and notes for the manifest."""
 
     triggers: TriggerRows
     patterns: list[list[Pattern]]
     following: list[FollowingTokens]
-    endings: list[list[tuple[str, int]]]  # most frequent last words
+    endings: list[list[tuple[str, int]]]  # most frequent last words with their numbers of triggers
     notes: dict[str, Any]
 
     def coverage(self) -> NDArray[np.int64]:
-        """Return the number of patterns, of covered triggers and of triggers of each memory. [memories, 3]"""
-        covered = []
+        """Return the numbers of patterns, covered triggers and triggers of each memory. [memories, 3]"""
+        counts = []
         for patterns in self.patterns:
-            own = [pattern.members for pattern in patterns if pattern.kind != NEXT]
-            covered.append((len(own), reduce(or_, own, 0).bit_count()))
-        both = np.array(covered, np.int64).reshape(-1, 2)
-        return np.concatenate([both, self.triggers.filled[: len(both), None]], 1)
+            members = [pattern.members for pattern in patterns if pattern.kind != NEXT]
+            counts.append((len(members), reduce(or_, members, 0).bit_count()))
+        columns = np.array(counts, np.int64).reshape(-1, 2)
+        return np.concatenate([columns, self.triggers.filled[: len(columns), None]], 1)
 
 
 def find_patterns(
@@ -80,8 +80,8 @@ def find_patterns(
 ) -> PatternResult:
     """Find the patterns of all memories.
 
-    `end` is "top" for the largest coefficients or "bottom" for the most negative ones of gated blocks. `subjects` are
-    the subjects found in the model's states (states), by row of TriggerRows.
+    `end` is "top" for the largest coefficients, or "bottom" for the most negative ones. `subjects` are subjects that
+    were found in the model's states (states), by row of TriggerRows.
     """
     triggers = read_trigger_rows(index, settings.top, HELD, end)
     if len(triggers.rows) == 0:
@@ -147,9 +147,12 @@ def find_patterns(
 
 
 def _by_layer(swapped: NDArray[np.float64], layers: NDArray[np.int32]) -> dict[str, float]:
-    """Return, by layer, the share of tested memories that have a topic with swapped triggers. nan means not tested."""
-    tried = ~np.isnan(swapped)
-    return {str(layer): float(swapped[tried & (layers == layer)].mean()) for layer in np.unique(layers[tried])}
+    """Return, by layer, the share of memories that have a topic with swapped triggers.
+
+    Leaves out untested ones (nan).
+    """
+    tested = ~np.isnan(swapped)
+    return {str(layer): float(swapped[tested & (layers == layer)].mean()) for layer in np.unique(layers[tested])}
 
 
 def _score_topics(
@@ -161,33 +164,33 @@ def _score_topics(
     vectors: WordVectors,
     seed: int,
 ) -> dict[int, list[tuple[SemanticTopic, Scores]]]:
-    """Return the topics that held-out triggers do not refute, with their scores, by memory."""
+    """Return the topics of each memory that held-out triggers do not refute, with their scores."""
     sample = VectorWords.of(texts.sample, vectors)
-    some = np.random.default_rng([seed, 12]).integers(0, texts.sample.size, RANDOM)
-    random = whole_vectors(sample, vectors, some)
-    found: dict[int, list[tuple[SemanticTopic, Scores]]] = {}
+    rows = np.random.default_rng([seed, 12]).integers(0, texts.sample.size, RANDOM)
+    random = whole_vectors(sample, vectors, rows)
+    scored: dict[int, list[tuple[SemanticTopic, Scores]]] = {}
     for m, of_memory in topics.items():
         for topic in of_memory:
             near = nearness(random, topic.direction)
             bar = float(np.quantile(near, 1 - topic.share))
             scores = topic_scores(own, vectors, topic.direction, triggers.held[m], same[m], near, bar)
             if not is_topic_refuted(scores, triggers.held[m], same[m]):
-                found.setdefault(m, []).append((topic, scores))
-    return found
+                scored.setdefault(m, []).append((topic, scores))
+    return scored
 
 
 def in_senses(patterns: list[Pattern], triggers: int) -> list[Pattern]:
     """Sort patterns, best first, and number their senses. Patterns of mostly the same prefixes share a sense.
 
-    A pattern of nearly all triggers belongs to every sense and starts no sense, unless it is the only one.
+    A pattern of most triggers belongs to every sense. It forms a sense of its own only if there is no other pattern.
     """
     ordered = sorted(patterns, key=lambda pattern: pattern.order(triggers))
-    senses: list[int] = []  # bit masks of prefixes
-    found = []
+    senses: list[int] = []  # bit masks of the prefixes of each sense
+    numbered = []
     for pattern in ordered:
         size = pattern.members.bit_count()
         is_general = size >= _GENERAL * triggers
-        shared = [(own & pattern.members).bit_count() / min(size, own.bit_count()) for own in senses]
+        shared = [(sense & pattern.members).bit_count() / min(size, sense.bit_count()) for sense in senses]
         best = max(range(len(senses)), key=lambda sense: shared[sense], default=0)
         if is_general or (senses and shared[best] >= _SAME_SENSE):
             if not is_general:
@@ -195,14 +198,14 @@ def in_senses(patterns: list[Pattern], triggers: int) -> list[Pattern]:
         else:
             best = len(senses)
             senses.append(pattern.members)
-        found.append(replace(pattern, sense=0 if is_general else best))
-    return found
+        numbered.append(replace(pattern, sense=0 if is_general else best))
+    return numbered
 
 
 def _endings(texts: Texts, triggers: TriggerRows) -> list[list[Ending]]:
-    """Return the last three words of every trigger by memory and rank; 0 for none."""
+    """Return the last three words of every trigger by memory and rank, with 0 for missing words."""
     prefixes = texts.prefixes
     padded = np.concatenate([np.zeros(3, np.int32), prefixes.words])
     last = np.stack([padded[prefixes.offsets[1:] + 2 - back] * (prefixes.lengths > back) for back in (2, 1, 0)], 1)
-    own = last[triggers.rows] * (triggers.rows >= 0)[..., None]
-    return [[(one, two, three) for one, two, three in memory] for memory in own.tolist()]
+    by_memory = last[triggers.rows] * (triggers.rows >= 0)[..., None]
+    return [[(one, two, three) for one, two, three in memory] for memory in by_memory.tolist()]

@@ -1,8 +1,8 @@
 """Memories that share triggers, promoted tokens or patterns.
 
 related_memories    memories that share triggers, promoted tokens or patterns with one memory
-order_by_likeness   the memories of a layer in an order that puts similar ones next to each other
-shared_patterns     patterns of several memories ("12 memories end with 'press'")
+order_by_likeness   the memories of a layer in an order that puts similar memories next to each other
+shared_patterns     patterns that several memories share ("12 memories end with 'press'")
 duplicates          pairs of memories with mostly the same triggers, by Jaccard index
 duplicate_groups    groups of memories with mostly the same triggers or promoted tokens
 
@@ -32,12 +32,12 @@ NamedSets = dict[MemoryId, frozenset[int]]
 
 @dataclass(frozen=True)
 class RelatedMemory:
-    """Another memory and what it shares with the given one."""
+    """A memory that is related to another one, and what they share."""
 
     name: MemoryId
-    summary: str | None  # name of the memory, one line
-    triggers: int  # shared prefixes among the first 25
-    tokens: int | None  # shared tokens among the 10 most promoted; None without values
+    summary: str | None  # summary of the memory in one line
+    triggers: int  # number of shared prefixes among the top 25 triggers
+    tokens: int | None  # number of shared tokens among the 10 top tokens; None without a values table
     patterns: tuple[str, ...]  # descriptions of shared patterns
 
 
@@ -70,9 +70,9 @@ GROUP BY ALL
 
 
 def related_memories(index: Index, memory: str | MemoryId, limit: int = 20) -> list[RelatedMemory]:
-    """Return related memories, most similar first: by shared triggers, then patterns, then promoted tokens.
+    """Return related memories, sorted by the number of shared triggers, then patterns, then promoted tokens.
 
-    A memory that shares only one promoted token is not related.
+    A memory that shares only a single promoted token is not related.
     """
     _check_limit(limit)
     name = index.check(memory)
@@ -96,9 +96,9 @@ def related_memories(index: Index, memory: str | MemoryId, limit: int = 20) -> l
 
 
 def order_by_likeness(index: Index, layer: int) -> NDArray[np.int64]:
-    """Return the memories of a layer, each followed by the remaining one that shares most triggers and tokens with it.
+    """Return the memories of a layer, each followed by the remaining memory that shares most items with it.
 
-    Ties go to the lowest number, even if nothing is shared. [memories]
+    Items are triggers and promoted tokens. Ties go to the lowest number, even if nothing is shared. [memories]
     """
     import numpy as np
 
@@ -106,13 +106,13 @@ def order_by_likeness(index: Index, layer: int) -> NDArray[np.int64]:
     memory, shared = _shared_items(index, layer)
     of_memory = _group_by(memory, shared, count)
     by_item = _group_by(shared, memory, int(shared.max(initial=-1)) + 1)
-    order, left = np.zeros(count, np.int64), np.ones(count, np.bool_)
-    left[0] = False
+    order, is_free = np.zeros(count, np.int64), np.ones(count, np.bool_)
+    is_free[0] = False
     for place in range(1, count):
         others = [by_item[item] for item in of_memory[order[place - 1]]]
         common = np.bincount(np.concatenate(others), minlength=count) if others else np.zeros(count, np.int64)
-        order[place] = np.where(left, common, -1).argmax()
-        left[order[place]] = False
+        order[place] = np.where(is_free, common, -1).argmax()
+        is_free[order[place]] = False
     return order
 
 
@@ -120,12 +120,12 @@ def _shared_items(index: Index, layer: int) -> tuple[NDArray[np.int64], NDArray[
     """Return two columns: memories of the layer, and the numbers of their triggers or promoted tokens."""
     import numpy as np
 
-    own = index.arrays(
+    triggers = index.arrays(
         f"""SELECT memory, sentence, position FROM {{triggers}} WHERE layer = $1 AND "end" = 'top' AND rank < {TOP}""",
         [layer],
     )
-    memory = np.asarray(own["memory"], np.int64)
-    items = (np.asarray(own["sentence"], np.int64) << 24) + np.asarray(own["position"], np.int64) + 1  # BOS is at -1
+    memory, sentence, position = (np.asarray(triggers[name], np.int64) for name in ("memory", "sentence", "position"))
+    items = (sentence << 24) + position + 1  # the position of BOS alone is -1
     if index.has("values"):
         query = f"SELECT memory, unnest(tokens[:{TOKENS}]) AS token FROM {{values}} WHERE layer = $1"
         tokens = index.arrays(query, [layer])
@@ -143,7 +143,7 @@ def _group_by(key: NDArray[np.int64], item: NDArray[np.int64], count: int) -> li
 
 
 def shared_patterns(index: Index, limit: int = 20) -> list[SharedPattern]:
-    """Return the patterns that most memories share."""
+    """Return the patterns that the largest numbers of memories share."""
     _check_limit(limit)
     rows = index.sql(
         "SELECT pattern, min(kind) AS kind, min(description) AS description, count(*) AS n, "
@@ -174,7 +174,7 @@ class DuplicatePair:
 
 @dataclass(frozen=True)
 class DuplicateGroup:
-    """A memory and those similar to it, most similar first."""
+    """A memory and all memories that are similar to it, most similar first."""
 
     memories: tuple[MemoryId, ...]
     least: float  # lowest Jaccard index with the first memory
@@ -200,7 +200,8 @@ def duplicates(index: Index, least: float = 0.5, top: int = TOP) -> list[Duplica
 def duplicate_groups(named: NamedSets, least: float) -> list[DuplicateGroup]:
     """Group memories whose sets have a Jaccard index of at least `least`.
 
-    The memory with the most similar memories forms the first group with them. This is repeated for the rest.
+    The first group contains the memory with the most similar memories, and these memories. Further groups are formed in
+    the same way from the remaining memories.
     """
     import numpy as np
 
@@ -236,17 +237,17 @@ def duplicate_groups(named: NamedSets, least: float) -> list[DuplicateGroup]:
 
 
 def trigger_sets(index: Index, top: int = TOP) -> NamedSets:
-    """Return the triggers of every memory that has triggers, as prefix numbers."""
+    """Return the set of triggers of each memory, as numbers of prefixes. Leaves out memories without triggers."""
     from memlens.pattern.words import read_trigger_rows
 
     triggers = read_trigger_rows(index, top)
     names = map(index.names.name, triggers.layer.tolist(), triggers.memory.tolist())
     rows = triggers.rows.tolist()
-    return {name: frozenset(row for row in own if row >= 0) for name, own in zip(names, rows, strict=True)}
+    return {name: frozenset(row for row in of_memory if row >= 0) for name, of_memory in zip(names, rows, strict=True)}
 
 
 def token_sets(index: Index, top: int = TOKENS) -> NamedSets:
-    """Return the top tokens of every value."""
+    """Return the set of top tokens of each value."""
     table = index.table("values", ["layer", "memory", "tokens"])
     columns = (table.column(name).to_pylist() for name in ("layer", "memory", "tokens"))
     name = index.names.name
@@ -254,7 +255,7 @@ def token_sets(index: Index, top: int = TOKENS) -> NamedSets:
 
 
 def _equal_sets(named: NamedSets) -> dict[frozenset[int], list[MemoryId]]:
-    """Return the memories of each non-empty set. Grouping copies makes many of them cost no more than one."""
+    """Return the memories that have each non-empty set. Equal sets are then compared only once."""
     equal: dict[frozenset[int], list[MemoryId]] = {}
     for name, entries in named.items():
         if entries:
@@ -263,20 +264,20 @@ def _equal_sets(named: NamedSets) -> dict[frozenset[int], list[MemoryId]]:
 
 
 class AlikeSets:
-    """Non-empty sets. Neighbors are computed on request, because all pairs may not fit in memory."""
+    """Non-empty sets whose neighbors are computed on request, because all pairs may not fit in memory."""
 
     def __init__(self, sets: Sequence[frozenset[int]], least: float) -> None:
         import numpy as np
 
         self.least = least
-        self.sizes = np.array([len(own) for own in sets], np.int64)
+        self.sizes = np.array(list(map(len, sets)), np.int64)
         owners = np.repeat(np.arange(len(sets)), self.sizes)
-        entries = np.unique([entry for own in sets for entry in own], return_inverse=True)[1].astype(np.int64)
+        entries = np.unique([entry for entries in sets for entry in entries], return_inverse=True)[1].astype(np.int64)
         self.entries = _group_by(owners, entries, len(sets))
         self.owners = _group_by(entries, owners, int(entries.max(initial=-1)) + 1)
 
     def of(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the other sets with a Jaccard index of at least `least`, and their Jaccard indexes."""
+        """Return the numbers of other sets with a Jaccard index of at least `least`, and these Jaccard indexes."""
         import numpy as np
 
         owners = np.concatenate([self.owners[entry] for entry in self.entries[number]])
@@ -288,7 +289,7 @@ class AlikeSets:
 
 def _check_jaccard(least: float) -> None:
     if not 0 < least <= 1:
-        raise SettingError(f"the least Jaccard index is {least}; it must be above 0 and at most 1")
+        raise SettingError(f"the minimum Jaccard index is {least}; it must be above 0 and at most 1")
 
 
 def _check_limit(limit: int) -> None:

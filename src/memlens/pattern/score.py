@@ -1,11 +1,11 @@
-"""Scores of patterns on held-out triggers: the area under the ROC curve against two kinds of prefixes.
+"""Scores of patterns on held-out triggers: the area under the ROC curve (AUROC) against two kinds of prefixes.
 
-Held-out triggers follow those in which patterns are found (ranks 25 to 49). A score of 0.5 means that the pattern is as
-frequent in other prefixes, 1 that it holds for all held-out triggers and no other prefix. The first score compares with
-random prefixes, the second with prefixes of other documents that end with the same tokens. A pattern that only states
-the last token has a second score of 0.5. The precision is the share of the strongest held-out triggers that have the
-pattern. A wording is present or absent, so its score is 0.5 + (share of triggers - share of others) / 2. A topic ranks
-prefixes by their cosine with its direction.
+Held-out triggers have ranks 25 to 49, below those in which patterns are found. An AUROC of 0.5 means that a pattern is
+equally frequent in other prefixes. An AUROC of 1 means that all held-out triggers and no other prefixes have it. The
+first AUROC compares triggers with random prefixes. The second one compares them with prefixes of other documents that
+end with the same tokens, so that a pattern that only states the last token scores 0.5. The precision is the share of
+the strongest held-out triggers that have the pattern. A wording is present or absent, so its AUROC is
+0.5 + (share of triggers - share of others) / 2. A topic ranks prefixes by their cosine with its direction.
 """
 
 import math
@@ -29,33 +29,33 @@ STRONGEST = 10  # number of held-out triggers for the precision
 
 
 class Scores(NamedTuple):
-    """Scores of a pattern on held-out triggers, None if there are none."""
+    """Scores of a pattern on held-out triggers. A score is None if there are no prefixes to compute it from."""
 
-    auroc: float | None  # against random prefixes
-    same_token: float | None  # against prefixes with the same last tokens
+    auroc: float | None  # AUROC against random prefixes
+    same_token: float | None  # AUROC against prefixes with the same last tokens
     precision: float | None = None  # share of the STRONGEST held-out triggers that have the pattern
 
 
 def wording_scores(
     texts: Texts, held: NDArray[np.int64], same: NDArray[np.int64], keys: Sequence[Sequence[int]]
 ) -> list[list[Scores]]:
-    """Return the scores of features (keys) of every memory.
+    """Return the scores of the features of every memory. Features are given by their keys.
 
     `held` [memories, h] and `same` [memories, h * TIMES] hold rows of prefixes, -1 for none.
     """
-    flat = np.array([key for own in keys for key in own], np.int64)
-    offsets = np.concatenate([[0], np.cumsum([len(own) for own in keys])]).astype(np.int64)
+    flat = np.array([key for of_memory in keys for key in of_memory], np.int64)
+    offsets = np.concatenate([[0], np.cumsum(list(map(len, keys)))]).astype(np.int64)
     random = texts.background.count(flat) / max(texts.background.prefixes, 1)
     mine, others = (key_shares(rows, flat, offsets, texts.prefixes, texts.spelled) for rows in (held, same))
     first = held[:, :STRONGEST]
     strongest = key_shares(first, flat, offsets, texts.prefixes, texts.spelled)
     owner = np.repeat(np.arange(len(keys)), np.diff(offsets))
-    there, others_there = (((rows >= 0).sum(1) > 0)[owner] for rows in (held, same))
-    enough = ((first >= 0).sum(1) == STRONGEST)[owner]
+    has_triggers, has_others = (((rows >= 0).sum(1) > 0)[owner] for rows in (held, same))
+    has_strongest = ((first >= 0).sum(1) == STRONGEST)[owner]
     measured = (0.5 + (mine - random) / 2, 0.5 + (mine - others) / 2, strongest)
     columns = [
-        [float(score) if is_known else None for score, is_known in zip(*pair, strict=True)]
-        for pair in zip(measured, (there, there & others_there, enough), strict=True)
+        [float(score) if is_measured else None for score, is_measured in zip(*pair, strict=True)]
+        for pair in zip(measured, (has_triggers, has_triggers & has_others, has_strongest), strict=True)
     ]
     scores = [Scores(*row) for row in zip(*columns, strict=True)]
     return [scores[begin:end] for begin, end in pairwise(offsets.tolist())]
@@ -72,7 +72,7 @@ def topic_scores(
 ) -> Scores:
     """Return the scores of one topic.
 
-    `random` holds the cosines of random prefixes with its direction. A prefix above `bar` has the topic.
+    `random` are the cosines of random prefixes with its direction. A prefix has the topic if its cosine exceeds `bar`.
     """
     mine, others = (nearness(whole_vectors(prefixes, vectors, rows[rows >= 0]), direction) for rows in (held, same))
     strongest = mine[: (held[:STRONGEST] >= 0).sum()]
@@ -83,7 +83,7 @@ def topic_scores(
 def is_wording_refuted(candidate: Candidate, texts: Texts, held: int, scores: Scores) -> bool:
     """Return True if a broad feature is no more frequent in held-out triggers than at random (binomial test at 5%).
 
-    Literal wordings are not tested: the corpus may hold no further triggers of a rare wording.
+    Literal wordings are not tested, because the corpus may contain no other triggers with a rare wording.
     """
     if not candidate.feature.is_broad or scores[0] is None or held < ENOUGH:
         return False
@@ -95,8 +95,8 @@ def is_wording_refuted(candidate: Candidate, texts: Texts, held: int, scores: Sc
 def is_topic_refuted(scores: Scores, held: NDArray[np.int64], same: NDArray[np.int64]) -> bool:
     """Return True if held-out triggers are no closer to a topic than prefixes with the same last tokens.
 
-    This is a one-sided rank-sum test at 5% with the normal approximation. Fewer than ENOUGH triggers refute nothing. A
-    prefix that was drawn several times counts once (Kish's effective sample size).
+    This is a one-sided rank-sum test at 5% with the normal approximation. It refutes nothing if there are fewer than
+    ENOUGH triggers. Prefixes that were drawn several times are counted by Kish's effective sample size.
     """
     mine, others = (effective_size(rows) for rows in (held, same))
     if scores[1] is None or mine < ENOUGH:
@@ -105,18 +105,18 @@ def is_topic_refuted(scores: Scores, held: NDArray[np.int64], same: NDArray[np.i
 
 
 def same_last_tokens(held: NDArray[np.int64], tokens: LastTokens, seed: int) -> NDArray[np.int64]:
-    """Draw TIMES prefixes of other documents with the last token of each given prefix, or -1 without any."""
+    """Draw TIMES prefixes of other documents with the same last token for each prefix, or -1 if there are none."""
     random = np.random.default_rng([seed, 11])
     return np.concatenate([swap_prefixes(held, tokens, random) for _ in range(TIMES)], 1)
 
 
 def whole_vectors(prefixes: VectorWords, vectors: WordVectors, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return unit vectors of prefixes including their last words; 0 for a prefix without a vector."""
+    """Return unit vectors of prefixes, including their last words. A prefix without a vector gets a zero vector."""
     return prefix_vectors(prefixes, vectors, rows, drop_last=False)[0]
 
 
 def nearness(unit: NDArray[np.float32], direction: NDArray[Any]) -> NDArray[Any]:
     """Return the cosine of every vector [n, dimensions] with a direction."""
-    # cumulative sums add in a fixed order, so the last bits do not depend on the BLAS library
-    found: NDArray[Any] = np.cumsum(unit * direction, 1)[:, -1].astype(np.float64)
-    return found
+    # a cumulative sum adds in a fixed order, so the last bits do not depend on the BLAS library
+    cosines: NDArray[Any] = np.cumsum(unit * direction, 1)[:, -1].astype(np.float64)
+    return cosines

@@ -1,21 +1,23 @@
-"""Shallow patterns: features that more triggers of a memory share than chance allows.
+"""Shallow patterns: features that more triggers of a memory share than expected by chance.
 
-Significance, for all memories at once:
+Significance is tested for all memories together:
 
  1. A hypothesis is a pair of a memory and a feature that at least three background prefixes have.
  2. p = P(X >= k) with X ~ Binomial(t, f): k of the memory's t triggers share a feature that a random prefix has with
-    probability f. A feature shared by fewer than three triggers has p = 1.
- 3. One cutoff per family of features controls the false discovery rate (Benjamini and Hochberg, 1995). There are few
-    classes of last words, more words, and many wordings of three words.
+    probability f. A feature that fewer than three triggers share has p = 1.
+ 3. One cutoff per family of features controls the false discovery rate (Benjamini and Hochberg, 1995), because there
+    are few classes of last words, more words, and many wordings of three words.
 
-Choice, for one memory, because features overlap ("free press" implies "press", -ess and contains "press"):
+The patterns of a memory are selected from its significant features, which overlap ("free press" implies "press", -ess
+and contains "press"):
 
  1. Drop an ending or n-gram that one of its content words explains, and keep the word.
- 2. Hold back content words of few triggers until topics are known: a word of the topic is not a separate pattern.
- 3. Take the strongest feature first. Below a frequency of 1 in 1000 rarity does not count, so coverage decides. A
-    feature about the same words must be significant among the remaining prefixes.
+ 2. Hold back content words that few triggers share until topics are known, because a word of a topic is not a separate
+    pattern.
+ 3. Select the strongest feature first. Below a frequency of 1 in 1000, rarity does not count, so that coverage decides.
+    A feature about the same words as a selected one must be significant among the remaining prefixes.
  4. Also keep an ending that is frequent even among the prefixes of a broader pattern ("and his" next to "his").
- 5. Replace an ending or n-gram with a longer one that covers as much.
+ 5. Replace an ending or n-gram with a longer one that covers as many triggers.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -57,10 +59,10 @@ _FREQUENT = 4e-3  # share of all words above which a word has no content
 _RARE = 1e-3  # below this frequency, rarity does not change the order
 _COVERS_AS_MUCH = 0.9
 _COVERS_MUCH_LESS = 0.7
-_EXPLAINED = 0.01  # minimum p-value of a feature among the prefixes of another one to count as explained by it
+_EXPLAINED = 0.01  # a feature with a larger p-value among the prefixes of another one is explained by it
 _GRAINS = ("broad", "coarse", "fine", "finest")  # columns of tokens.parquet
-_ONE_WORD = 0.67  # share of one last word in a class or shape above which the word is preferred
-_DOMINANT = 0.6  # share of triggers above which a content word is a pattern even if a topic explains it
+_ONE_WORD = 0.67  # if one word has a larger share of a class or shape, the word is preferred
+_DOMINANT = 0.6  # a content word with a larger share of triggers is a pattern even if a topic explains it
 
 
 Ending = tuple[int, int, int]  # the last three words of a trigger, 0 for none
@@ -93,7 +95,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ShallowChoice:
-    """Patterns of one memory, and content words that are held back."""
+    """The shallow patterns of one memory, and the content words that are held back."""
 
     patterns: tuple[Candidate, ...]
     waiting: tuple[Candidate, ...]
@@ -101,10 +103,10 @@ class ShallowChoice:
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Triggers and random prefixes as words, and the features of random prefixes."""
+    """The words of triggers and random prefixes, and the features of random prefixes."""
 
     words: Words
-    prefixes: PrefixWords  # prefixes of TriggerRows, then those of `matched`
+    prefixes: PrefixWords  # prefixes of TriggerRows, followed by those of `matched`
     matched: MatchedPlaces
     sample: PrefixWords
     spelled: SpellingFeatures
@@ -114,32 +116,34 @@ class Texts:
     @classmethod
     def read(cls, index: Index, triggers: TriggerRows, settings: PatternSettings) -> "Texts":
         words = Words()
-        own = read_prefix_words(index, triggers.sentences, triggers.positions, words)
-        matched = draw_matched(index, last_token_counts(triggers.rows, own.tokens, index), settings.seed)
-        own = own.join(read_prefix_words(index, matched.sentences, matched.positions, words))
+        prefixes = read_prefix_words(index, triggers.sentences, triggers.positions, words)
+        matched = draw_matched(index, last_token_counts(triggers.rows, prefixes.tokens, index), settings.seed)
+        prefixes = prefixes.join(read_prefix_words(index, matched.sentences, matched.positions, words))
         sample = read_prefix_words(index, *sample_prefixes(index, settings.background, settings.seed), words)
-        last = np.concatenate([own.last, sample.last])
+        last = np.concatenate([prefixes.last, sample.last])
         spelled, names = number_features(words, last, index.vocabulary, token_classes(index))
-        return cls(words, own, matched, sample, spelled, names, Background.of(sample, spelled))
+        return cls(words, prefixes, matched, sample, spelled, names, Background.of(sample, spelled))
 
     def content_words(self) -> set[int]:
-        """Return the words of three letters or more that are not among the most frequent words of the corpus.
+        """Return the words that are not among the most frequent ones of the corpus.
 
-        Shorter words count in scripts other than the Latin one.
+        Words of the Latin script must have at least three letters.
         """
         ends = np.maximum(self.sample.offsets[1:][self.sample.lengths > 0] - 1, 0)
         shares = np.bincount(self.sample.words[ends], minlength=len(self.words.texts)) / max(len(ends), 1)
-        function = set(np.flatnonzero(shares > _FREQUENT).tolist())
+        frequent = set(np.flatnonzero(shares > _FREQUENT).tolist())
         long = (text for text in enumerate(self.words.texts) if len(text[1]) > 2 or not text[1].isascii())
-        return {number for number, text in long if any(map(str.isalpha, text))} - function
+        return {number for number, text in long if any(map(str.isalpha, text))} - frequent
 
 
 def token_classes(index: Index) -> NDArray[np.int32]:
-    """Return the classes of all tokens, -1 for none. [grains, vocabulary], or no grains without `memlens values`."""
+    """Return the classes of all tokens, -1 for none. [sizes, vocabulary]
+
+    An index without a table of tokens has no sizes of classes.
+    """
     if not index.has("tokens"):
         return np.zeros((0, len(index.vocabulary)), np.int32)
-    there = set(index.schema_names("tokens"))
-    table = index.table("tokens", [name for name in _GRAINS if name in there])
+    table = index.table("tokens", list(_GRAINS))
     classes = [pc.fill_null(column, -1).to_numpy() for column in table.columns]
     return np.array(classes, np.int32)[:, : len(index.vocabulary)]
 
@@ -149,14 +153,14 @@ def last_token_counts(rows: NDArray[np.int64], tokens: NDArray[np.int32], index:
     memory, rank = np.nonzero(rows >= 0)
     last = tokens[rows[memory, rank]].astype(np.int64)
     pairs, times = np.unique(memory[last >= 0] << 32 | last[last >= 0], return_counts=True)
-    found = np.zeros(index.manifest.model.vocabulary, np.int64)
-    np.maximum.at(found, pairs & 0xFFFFFFFF, times)
-    return found
+    largest = np.zeros(index.manifest.model.vocabulary, np.int64)
+    np.maximum.at(largest, pairs & 0xFFFFFFFF, times)
+    return largest
 
 
 @dataclass(frozen=True, eq=False)
 class SignificantFeatures:
-    """Features below the cutoff, sorted by memory."""
+    """The significant features of all memories, sorted by memory."""
 
     memory: NDArray[np.int32]  # rows of TriggerRows
     keys: NDArray[np.int64]
@@ -167,7 +171,7 @@ class SignificantFeatures:
     hypotheses: tuple[int, ...]  # number of hypotheses, by family
 
     def candidates(self, texts: Texts, memories: int) -> Iterator[list[Candidate]]:
-        """Yield the candidates of each memory."""
+        """Yield a list of candidates for each memory."""
         counts = texts.background.count(self.keys)
         columns = (self.sets, self.shares, counts, self.q, self.keys)
         rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -180,6 +184,7 @@ class SignificantFeatures:
 def find_significant(
     texts: Texts, triggers: TriggerRows, settings: PatternSettings, progress: Progress
 ) -> SignificantFeatures:
+    """Return the features of all memories that are significant at the false discovery rate."""
     parts = []
     memories = len(triggers.rows)
     for first in range(0, memories, _AT_ONCE):
@@ -189,7 +194,7 @@ def find_significant(
         lengths = np.where(rows >= 0, texts.prefixes.lengths[np.maximum(rows, 0)], -1)
         shares = texts.background.shares(keys, lengths[memory])
         p = binomial_tail(sizes, (rows >= 0).sum(1)[memory], shares)
-        kept = p <= settings.rate  # a higher p-value cannot be significant
+        kept = p <= settings.rate  # larger p-values cannot be significant
         parts.append((memory[kept] + first, keys[kept], sets[kept], shares[kept], p[kept]))
     progress("shallow", memories, memories)
     memory, keys, sets, shares, p = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -201,15 +206,15 @@ def find_significant(
         q[family] = q_values(p[family], max(hypotheses * memories, int(family.sum())))
         highest.append(float(p[family & (q <= settings.rate)].max(initial=0.0)))
     kept = q <= settings.rate
-    found = (memory[kept], keys[kept], sets[kept], shares[kept], q[kept])
+    significant = (memory[kept], keys[kept], sets[kept], shares[kept], q[kept])
     tested = tuple(hypotheses * memories for hypotheses in texts.background.hypotheses)
-    return SignificantFeatures(*found, tuple(highest), tested)
+    return SignificantFeatures(*significant, tuple(highest), tested)
 
 
 def choose(
     candidates: Sequence[Candidate], triggers: int, ends: Sequence[Ending], content: Collection[int], cutoffs: Cutoffs
 ) -> ShallowChoice:
-    """Choose the shallow patterns of a memory among its significant features."""
+    """Select the shallow patterns of a memory from its significant features."""
     words = {c.feature.words[0]: c for c in candidates if c.is_content_word(content)}
     kept = [c for c in candidates if not any(_explains(words.get(w), c) for w in set(c.feature.words))]
     waiting = [c for c in kept if c.is_content_word(content) and c.size < _DOMINANT * triggers]
@@ -226,7 +231,7 @@ def add_waiting(
     ends: Sequence[Ending],
     cutoffs: Cutoffs,
 ) -> tuple[Candidate, ...]:
-    """Add held-back words that the topic does not explain. `topic` is a bit mask of its prefixes."""
+    """Return the patterns and those held-back words that the topic does not explain. `topic` is a bit mask."""
     free = [c for c in chosen.waiting if (c.members & topic).bit_count() < c.size / 2]
     more = _pick(list(chosen.patterns), free, triggers, ends, cutoffs)
     named = _longest(more, candidates, before=len(chosen.patterns))
@@ -234,7 +239,7 @@ def add_waiting(
 
 
 def _explains(word: Candidate | None, candidate: Candidate) -> bool:
-    """Return True if the candidate is no more frequent among prefixes with the word than chance allows."""
+    """Return True if the candidate is no more frequent among prefixes with the word than expected by chance."""
     if word is None or word is candidate:
         return False
     given = min((candidate.count + 1) / (word.count + 1), 1.0)
@@ -242,7 +247,7 @@ def _explains(word: Candidate | None, candidate: Candidate) -> bool:
 
 
 def _score(candidate: Candidate, triggers: int) -> tuple[float, int, float, str]:
-    """Return a sort key: strongest first, then by length, rarity and name."""
+    """Return a sort key by strength (strongest first), length, rarity and name."""
     feature, p = candidate.feature, float(binomial_tail(candidate.size, triggers, max(candidate.share, _RARE)))
     name = repr((feature.words, feature.shape))
     return log(max(p, 1e-300)), -max(len(feature.places), len(feature.words), 1), candidate.share, name
@@ -251,7 +256,7 @@ def _score(candidate: Candidate, triggers: int) -> tuple[float, int, float, str]
 def _pick(
     picked: list[Candidate], candidates: Iterable[Candidate], triggers: int, ends: Sequence[Ending], cutoffs: Cutoffs
 ) -> list[Candidate]:
-    """Pick features, strongest first. A class or shape that is mostly one word comes after that word."""
+    """Add features to `picked`, strongest first. A class or shape that is mostly one word comes after this word."""
     queue = sorted(candidates, key=lambda c: _score(c, triggers))
     waiting = [c for c in queue if c.feature.is_of_last_word and _most_frequent(c.members, ends) > _ONE_WORD]
     for candidate in [c for c in queue if c not in waiting] + waiting:
@@ -259,7 +264,8 @@ def _pick(
         at_end = sum(1 << rank for rank, words in enumerate(ends) if words[-1] in candidate.feature.words)
         for other in picked:
             if candidate.feature.kind in ("opening", "early") or _same_words(candidate.feature, other.feature):
-                taken |= other.members  # a position in the sentence is not a pattern of prefixes that share a wording
+                # prefixes that share a wording are not evidence for a position in the sentence
+                taken |= other.members
             elif other.feature.is_of_last_word:
                 taken |= other.members & at_end
         fresh = candidate.members & ~taken
@@ -273,12 +279,12 @@ def _pick(
 
 
 def _inside(picked: Sequence[Candidate], queue: Iterable[Candidate]) -> list[Candidate]:
-    """Return endings and pieces that are frequent even among the prefixes of a broader pattern ("and his" in "his")."""
-    found: list[Candidate] = []
+    """Return endings and pieces that are frequent even within a broader pattern, such as "and his" within "his"."""
+    inside: list[Candidate] = []
     for candidate in queue:
         if candidate in picked or candidate.feature.kind not in ("ending", "piece"):
             continue
-        if any((candidate.members & other.members).bit_count() > candidate.size / 2 for other in found):
+        if any((candidate.members & other.members).bit_count() > candidate.size / 2 for other in inside):
             continue
         wider = [
             other
@@ -290,8 +296,8 @@ def _inside(picked: Sequence[Candidate], queue: Iterable[Candidate]) -> list[Can
         given = [min((candidate.count + 1) / (other.count + 1), 1.0) for other in wider]
         sizes = [other.size for other in wider]
         if wider and max(binomial_tail(candidate.size, sizes, given)) <= _EXPLAINED:
-            found.append(candidate)
-    return found
+            inside.append(candidate)
+    return inside
 
 
 def _most_frequent(members: int, ends: Sequence[Ending]) -> float:
@@ -301,18 +307,17 @@ def _most_frequent(members: int, ends: Sequence[Ending]) -> float:
 
 
 def _is_varied(feature: Feature, members: int, ends: Sequence[Ending]) -> bool:
-    """Return True if at least three words fill the open place of a feature.
+    """Return True if the open place of a feature is filled by enough different words.
 
-    Recurring words are already covered by an "ending" feature.
+    Recurring words are already covered by an "ending" feature. Three words are enough, or two before the last word,
+    such as "his" and "their".
     """
     if feature.kind == "frame":
         gaps = [place for place, word in enumerate(feature.words) if word == GAP and any(feature.words[:place])]
     else:
         gaps = [-1] if feature.is_of_last_word else [-2] if feature.kind == "before" else []
     open_words = {tuple(own[gap] for gap in gaps) for rank, own in enumerate(ends) if members >> rank & 1}
-    return not gaps or len(open_words) >= (
-        2 if feature.kind == "before" else GROUNDED
-    )  # two words are enough before the last word, such as "his" and "their"
+    return not gaps or len(open_words) >= (2 if feature.kind == "before" else GROUNDED)
 
 
 def _same_words(one: Feature, other: Feature) -> bool:
@@ -324,7 +329,7 @@ def _same_words(one: Feature, other: Feature) -> bool:
 
 def _longest(patterns: Iterable[Candidate], candidates: Sequence[Candidate], before: int = 0) -> list[Candidate]:
     """Replace each pattern from number `before` on with its longest form, and drop repeated patterns."""
-    found: list[Candidate] = []
+    longest: list[Candidate] = []
     for number, pattern in enumerate(patterns):
         best = pattern
         for other in candidates if number >= before else ():
@@ -332,14 +337,14 @@ def _longest(patterns: Iterable[Candidate], candidates: Sequence[Candidate], bef
             if is_longer and other.size >= _COVERS_AS_MUCH * pattern.size:
                 best = other
         taken = 0
-        for earlier in found:
+        for earlier in longest:
             if _same_words(best.feature, earlier.feature):
                 taken |= earlier.members
         if (best.members & ~taken).bit_count() >= GROUNDED:
-            found.append(best)
+            longest.append(best)
         else:
-            found = [_join(earlier, best) for earlier in found]
-    return found
+            longest = [_join(earlier, best) for earlier in longest]
+    return longest
 
 
 def _join(one: Candidate, other: Candidate) -> Candidate:
@@ -358,10 +363,12 @@ def _join(one: Candidate, other: Candidate) -> Candidate:
 
 
 def _length(feature: Feature) -> int:
+    """Return the number of words of a feature, or the number of characters of an affix."""
     return sum(word != GAP for word in feature.words) or (len(feature.shape) if "-" in feature.shape else 0)
 
 
 def _implies(longer: Feature, shorter: Feature) -> bool:
+    """Return True if every prefix with the longer feature also has the shorter one."""
     if longer.kind != shorter.kind:
         return False
     if longer.kind in ("piece", "class", "list", "opening", "early", "before", "inside"):

@@ -2,12 +2,11 @@
 
     patterns         one row per pattern: layer, memory, pattern, kind, description, prefixes (trigger ranks), ...
     names            one row per memory with triggers: name, confidence, coverage, next tokens, promoted tokens
-    lower_patterns   as patterns, for the most negative coefficients of gated blocks
+    lower_patterns   like patterns, for the most negative coefficients of gated blocks
 
-Patterns and names describe the largest coefficients, as in the paper. The manifest also records how many memories have
-patterns at the negative end, and at the end with the larger coefficients. `pattern` is the same for the same pattern of
-different memories ("ending:press"). The manifest records the false discovery rate and the number of hypotheses. Reading
-the tables imports no compiled code.
+Patterns and names describe the triggers with the largest coefficients, as in the paper. The column `pattern` is equal
+for equal patterns of different memories ("ending:press"). The manifest records the false discovery rate, the number of
+hypotheses, and how many memories have patterns at each end. Reading the tables imports no compiled code.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ PATTERNS_SCHEMA = pa.schema(
         ("share", pa.float64()),  # upper bound of the share of random prefixes with the pattern
         ("q", pa.float64()),  # lowest false discovery rate at which the pattern is significant
         ("sense", pa.int32()),  # patterns of one sense share most of their prefixes
-        ("auroc", pa.float64()),  # held-out triggers against random prefixes; null without held-out triggers
-        ("auroc_same_token", pa.float64()),  # held-out triggers against prefixes with the same last tokens
-        ("precision", pa.float64()),  # share of the ten strongest held-out triggers with the pattern
+        ("auroc", pa.float64()),  # AUROC of held-out triggers against random prefixes; null without held-out triggers
+        ("auroc_same_token", pa.float64()),  # AUROC against prefixes with the same last tokens
+        ("precision", pa.float64()),  # share of the ten strongest held-out triggers that have the pattern
     ]
 )
 NAMES_SCHEMA = pa.schema(
@@ -77,7 +76,7 @@ NAMES_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class PatternTables:
-    """The tables by name, in groups of rows, and notes for the manifest."""
+    """The tables by name, as groups of rows, and notes for the manifest."""
 
     tables: dict[str, list[pa.Table]]
     notes: dict[str, Any]
@@ -102,7 +101,7 @@ def compute_patterns(
     Args:
         index: The index.
         settings: The settings, or None for those of `options`.
-        model: The model that was scanned, to find subjects by its states; None to leave these out.
+        model: The scanned model, which is run to find subjects in its states. None to leave these out.
         progress: Called with the name of the step, the completed work and the total.
         **options: Fields of PatternSettings (top=25, rate=0.01, ...).
     """
@@ -120,9 +119,9 @@ def find_patterns_beside(
 ) -> Iterator[Callable[[Progress], tuple[PatternTables, float]]]:
     """Find the patterns of an index in a worker process, which ends with this context.
 
-    Finding patterns needs no model and keeps one core busy, so experiments that do not need patterns can run at the
-    same time. Yields a function that waits for the tables and returns them with the seconds that they took. The worker
-    only reads the index.
+    Finding patterns needs no model and uses one core, so experiments that do not need patterns can run at the same
+    time. Yields a function that waits for the tables and returns them with the time that they took in seconds. The
+    worker only reads the index.
     """
     from memlens.pool import POLL_SECONDS, PickledSource, ProcessPool
 
@@ -153,43 +152,39 @@ def find_patterns_beside(
 
 
 def _time_patterns(source: tuple[PatternSettings, StateSubjects | None], folder: Path) -> tuple[PatternTables, float]:
-    (settings, subjects), began = source, time.monotonic()
-    return make_patterns(Index(folder), settings, subjects=subjects), time.monotonic() - began
+    (settings, subjects), start = source, time.monotonic()
+    return make_patterns(Index(folder), settings, subjects=subjects), time.monotonic() - start
 
 
 def make_patterns(
     index: Index, settings: PatternSettings, progress: Progress = no_progress, subjects: StateSubjects | None = None
 ) -> PatternTables:
-    """Return the tables without writing them. `subjects` are the subjects found in the model's states."""
+    """Return the tables without writing them. `subjects` are subjects that were found in the model's states."""
     from memlens.pattern.find import find_patterns
 
-    found = find_patterns(index, settings, progress, subjects=subjects.by_memory if subjects else {})
+    upper = find_patterns(index, settings, progress, subjects=subjects.by_memory if subjects else {})
     lower = find_patterns(index, settings, progress, "bottom")
-    rows = _name_rows(found, index.vocabulary)
+    rows = _name_rows(upper, index.vocabulary)
     notes = {"settings": asdict(settings), "from": _sources(index), "top": settings.top, "rate": settings.rate}
-    notes |= {"seed": settings.seed, **found.notes} | ({"states": subjects.notes} if subjects else {})
-    tables = {"patterns": _in_groups(_pattern_rows(found), PATTERNS_SCHEMA), "names": _in_groups(rows, NAMES_SCHEMA)}
+    notes |= {"seed": settings.seed, **upper.notes} | ({"states": subjects.notes} if subjects else {})
+    tables = {"patterns": _in_groups(_pattern_rows(upper), PATTERNS_SCHEMA), "names": _in_groups(rows, NAMES_SCHEMA)}
     if lower.patterns:
-        notes |= {"ends": _ends(index, found, lower), "lower_families": lower.notes["families"]}
+        notes |= {"ends": _ends(index, upper, lower), "lower_families": lower.notes["families"]}
         tables["lower_patterns"] = _in_groups(_pattern_rows(lower), PATTERNS_SCHEMA)
     return PatternTables({name: list(groups) for name, groups in tables.items()}, notes)
 
 
 def _ends(index: Index, upper: PatternResult, lower: PatternResult) -> dict[str, dict[str, float]]:
-    """Return the statistics of _shares for the top end, the bottom end, and the stronger end of each memory."""
-    facts = index.arrays("SELECT layer, memory, max, min FROM {memories}")
-    of_lower = {
-        (int(layer), int(memory))
-        for layer, memory, most, least in zip(*(facts[name] for name in ("layer", "memory", "max", "min")), strict=True)
-        if -least > most
-    }
+    """Return the statistics of _shares for the top end, the bottom end, and the end with larger coefficients."""
+    rows = index.sql("SELECT layer, memory FROM {memories} WHERE -min > max")
+    stronger_below = {(row["layer"], row["memory"]) for row in rows}
+    ends = {"top": upper.coverage(), "bottom": lower.coverage()}
     parts = []
-    for found, is_lower in ((upper, False), (lower, True)):
-        is_stronger = [(name in of_lower) == is_lower for name in found.triggers.names()]
-        parts.append((found.coverage(), np.array(is_stronger, np.bool_)))
-    stronger = np.concatenate([counts[own] for counts, own in parts])
-    counted = {"top": parts[0][0], "bottom": parts[1][0], "stronger": stronger}
-    return {end: _shares(counts) for end, counts in counted.items()}
+    for result, counts, is_lower in ((upper, ends["top"], False), (lower, ends["bottom"], True)):
+        is_stronger = [(name in stronger_below) == is_lower for name in result.triggers.names()]
+        parts.append(counts[np.array(is_stronger, np.bool_)])
+    ends["stronger"] = np.concatenate(parts)
+    return {end: _shares(counts) for end, counts in ends.items()}
 
 
 def _shares(counts: NDArray[np.int64]) -> dict[str, float]:
@@ -200,56 +195,61 @@ def _shares(counts: NDArray[np.int64]) -> dict[str, float]:
 
 
 def patterns_are_made(index: Index, settings: PatternSettings, *, states: bool = False) -> bool:
-    """Return True if the index holds complete tables with these settings, made from its current values.
+    """Return True if the index holds complete tables with these settings that were made from its current values.
 
-    With `states`, they must contain the subjects found in the model's states.
+    With `states`, the tables must contain subjects that were found in the model's states.
     """
-    noted = index.manifest.patterns
-    if noted is None or noted.settings != asdict(settings) or noted.made_from != _sources(index):
+    note = index.manifest.patterns
+    if note is None or note.settings != asdict(settings) or note.made_from != _sources(index):
         return False
-    if states and "states" not in noted.content:
+    if states and "states" not in note.content:
         return False
     return index.is_whole("patterns") and index.is_whole("names")
 
 
-def describe_chance(noted: PatternsNote) -> list[str]:
-    """Return sentences about the number of patterns expected by chance."""
-    tested = ", ".join(f"{name} ({count:,} hypotheses)" for name, count in noted.families.items())
-    said = [f"At most {noted.rate:.2g} of each kind are expected by chance" + (f": {tested}." if tested else ".")]
-    swapped = list(noted.content.get("swapped", {}).values())
+def describe_chance(note: PatternsNote) -> list[str]:
+    """Return sentences about the number of patterns that are expected by chance."""
+    families = ", ".join(f"{name} ({count:,} hypotheses)" for name, count in note.families.items())
+    sentences = [
+        f"A share of at most {note.rate:.2g} of the patterns of each family is expected by chance"
+        + (f": {families}." if families else ".")
+    ]
+    swapped = list(note.content.get("swapped", {}).values())
     if swapped:
         share = percent(sum(swapped) / len(swapped))
-        said.append(f"With every trigger swapped for a prefix with its last token, {share} of memories have a topic.")
-    if states := noted.content.get("states"):
-        said.append(
-            f"By the model's states, {states['subjects']:,} of {states['tested']:,} memories have a subject; "
-            f"with swapped triggers, {percent(states['swapped'])} would."
+        sentences.append(
+            f"If triggers are swapped for prefixes with their last tokens, {share} of memories have a topic."
         )
-    return said
+    if states := note.content.get("states"):
+        sentences.append(
+            f"By the model's states, {states['subjects']:,} of {states['tested']:,} memories have a subject. "
+            f"With swapped triggers, {percent(states['swapped'])} of memories have one."
+        )
+    return sentences
 
 
-def describe_ends(noted: PatternsNote) -> list[str]:
-    """Return a sentence about patterns at the negative end of gated memories, if the index has them."""
-    ends = noted.content.get("ends")
+def describe_ends(note: PatternsNote) -> list[str]:
+    """Return a sentence that compares the patterns at both ends, if the index has patterns at the negative end."""
+    ends = note.content.get("ends")
     if not ends:
         return []
-    words = {"top": "largest coefficients", "bottom": "most negative ones", "stronger": "the larger of both in size"}
+    names = {"top": "largest coefficients", "bottom": "most negative coefficients", "stronger": "larger of both ends"}
     parts = [
-        f"{words[end]} {percent(own['patterned'])} of memories with a pattern, {own['patterns']:.2f} each, "
-        f"{percent(own['covered'])} of triggers covered"
-        for end, own in ends.items()
+        f"{names[end]}: {percent(shares['patterned'])} of memories have a pattern ({shares['patterns']:.2f} per "
+        f"memory), {percent(shares['covered'])} of triggers are covered"
+        for end, shares in ends.items()
     ]
-    return [f"By end: {'; '.join(parts)}. The table above is of the largest coefficients."]
+    return [f"Patterns by end. {'; '.join(parts).capitalize()}. The table above shows the largest coefficients."]
 
 
 def _sources(index: Index) -> dict[str, str]:
-    """Return the checksum of the values that names are made from, if the index has values."""
+    """Return the checksum of the values table from which names are made, if the index has this table."""
     checksum = index.manifest.sha256("values") if index.has("values") else None
     return {"values": checksum} if checksum else {}
 
 
-def _pattern_rows(found: PatternResult) -> Iterator[dict[str, Any]]:
-    for layer, memory, triggers, patterns in _memories(found):
+def _pattern_rows(result: PatternResult) -> Iterator[dict[str, Any]]:
+    for layer, memory, triggers, patterns in _memories(result):
         for pattern in patterns:
             yield {
                 "layer": layer,
@@ -268,14 +268,15 @@ def _pattern_rows(found: PatternResult) -> Iterator[dict[str, Any]]:
             }
 
 
-def _name_rows(found: PatternResult, vocabulary: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _name_rows(result: PatternResult, vocabulary: Sequence[str]) -> Iterator[dict[str, Any]]:
     from memlens.pattern.naming import name_memory
 
-    columns = (found.following, found.endings, found.coverage().tolist(), (found.triggers.held >= 0).sum(1).tolist())
-    for (layer, memory, triggers, patterns), own, endings, (of_prefixes, covered, _), held in zip(
-        _memories(found), *columns, strict=True
+    held_out = (result.triggers.held >= 0).sum(1).tolist()
+    columns = (result.following, result.endings, result.coverage().tolist(), held_out)
+    for (layer, memory, triggers, patterns), following, endings, (of_prefixes, covered, _), held in zip(
+        _memories(result), *columns, strict=True
     ):
-        name, evidence = name_memory(patterns, own, endings, vocabulary, triggers, held)
+        name, evidence = name_memory(patterns, following, endings, vocabulary, triggers, held)
         yield {
             "layer": layer,
             "memory": memory,
@@ -284,17 +285,18 @@ def _name_rows(found: PatternResult, vocabulary: Sequence[str]) -> Iterator[dict
             "triggers": triggers,
             "patterns": of_prefixes,
             "covered": covered,
-            "follows": [token for token, _ in own.typical],
-            "follows_times": [times for _, times in own.typical],
-            "promotes": list(own.promoted[:_PROMOTED]),
-            "agrees": own.agrees,
+            "follows": [token for token, _ in following.typical],
+            "follows_times": [times for _, times in following.typical],
+            "promotes": list(following.promoted[:_PROMOTED]),
+            "agrees": following.agrees,
             "evidence": evidence,
         }
 
 
-def _memories(found: PatternResult) -> Iterator[tuple[int, int, int, list[Pattern]]]:
-    triggers = found.triggers
-    columns = (triggers.layer.tolist(), triggers.memory.tolist(), triggers.filled.tolist(), found.patterns)
+def _memories(result: PatternResult) -> Iterator[tuple[int, int, int, list[Pattern]]]:
+    """Yield the layer, number, number of triggers and patterns of each memory."""
+    triggers = result.triggers
+    columns = (triggers.layer.tolist(), triggers.memory.tolist(), triggers.filled.tolist(), result.patterns)
     yield from zip(*columns, strict=True)
 
 

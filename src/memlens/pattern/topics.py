@@ -1,43 +1,46 @@
-"""Topics: triggers of a memory with a common subject beyond the words they share, and words that name it.
+"""Topics: triggers of a memory with a common subject beyond the words that they share, and words that name the subject.
 
-Word vectors from the corpus alone (latent semantic analysis; Deerwester et al., 1990):
+Word vectors are computed from the corpus alone (latent semantic analysis; Deerwester et al., 1990):
 
- 1. Count words in passages: a few sentences of a paragraph, and more sentences of a file; at most words.TOKENS tokens.
+ 1. Count words in passages from at most words.TOKENS tokens. A passage is NEAR sentences of a paragraph, or WIDE
+    sentences of a file.
  2. Each cell of [passages, words] is max(0, log(n_pw N / (n_p n_w))) / sqrt(n_p): positive pointwise mutual
     information, damped for long passages.
  3. Reduce to DIMENSIONS with a randomized singular value decomposition, center, and scale to unit length.
 
 Words in fewer than LEAST passages, numbers and punctuation have no vector.
 
-Prefix vectors: the mean of the vectors of the different words, weighted by rarity, at unit length. The number of words
-(the size class of the prefix) determines how noisy the vector is.
+The vector of a prefix is the mean of the vectors of its distinct words, weighted by rarity and scaled to unit length.
+The fewer words a prefix has, the noisier its vector. Prefixes are therefore grouped into size classes.
 
-Coherence: a test whether triggers share a subject beyond common words and beyond what their last tokens imply.
+Coherence tests whether triggers share a subject beyond common words and beyond what their last tokens imply:
 
  1. The vector of a trigger excludes its last word. Subtract the mean vector of text before the same last token in other
-    documents (words.draw_matched), scaled to the size class. The rest has mean 0 for a random prefix with this last
-    token.
- 2. S = sum over pairs a < b of a . b, one trigger per document, minus the contribution of equal words. The mean is
-    estimated from n prefixes, so the variance of the mean / n is subtracted for pairs with the same last token.
+    documents (words.draw_matched), scaled to the size class. The remainder has mean 0 for a random prefix with this
+    last token.
+ 2. S = sum over pairs a < b of a . b, with one trigger per document, minus the contribution of equal words. The mean in
+    step 1 is estimated from n prefixes. For pairs with the same last token, subtract its variance, which is the
+    variance of the vectors / n.
  3. z = (S - sum mu_ab) / sqrt(sum sigma2_ab), with mean and variance of pairs of swapped prefixes of the same size
     classes. Pairs of independent prefixes are uncorrelated, so variances add. For k prefixes with the same last token,
-    the estimated mean widens the deviation by 1 + k / n.
- 4. p comes from z of sets in which every trigger is swapped for a random prefix of another document with the same last
-    token. Beyond their 99th percentile, the tail is exponential.
+    the estimated mean increases the deviation by the factor 1 + k / n.
+ 4. p is computed from the z of sets in which every trigger is swapped for a random prefix of another document with the
+    same last token. Beyond the 99th percentile of these z, the tail is modeled as exponential.
 
-Test of a topic: one hypothesis per memory with two tests on different triggers. Words of shallow patterns are excluded
-from both. (a) The triggers are more coherent than swapped ones. (b) Held-out triggers of other documents are closer to
-the topic than prefixes with the same last tokens (rank-sum test). Fisher's method combines the two p-values, with a
-false discovery rate for all memories (Benjamini and Hochberg, 1995). A memory above _WORTH in (a) has no topic. With
-too few held-out triggers, (a) alone decides.
+A topic is tested with one hypothesis per memory and two tests on different triggers. Words of shallow patterns are
+excluded from both tests. (a) The triggers are more coherent than swapped triggers. (b) Held-out triggers of other
+documents are closer to the topic than prefixes with the same last tokens (rank-sum test). Fisher's method combines the
+two p-values, and the false discovery rate is controlled over all memories (Benjamini and Hochberg, 1995). A memory with
+a p-value above _WORTH in (a) has no topic. If there are too few held-out triggers, (a) alone decides.
 
-Content of a topic:
+The members and words of a topic are found in three steps:
 
  1. A trigger belongs to the topic if it is closer to the mean of the other members than random prefixes of its size
-    class: above their median by BAR times the distance from the median to the 84th percentile. Repeat _ROUNDS times.
+    class are. Its cosine must exceed their median by BAR times the distance from the median to the 84th percentile.
+    Repeat this step _ROUNDS times.
  2. The topic's words are over-represented in these triggers (z-score of the log-odds with an informative Dirichlet
     prior; Monroe et al., 2008) and lie in the topic's direction.
- 3. Triggers of fewer than three documents, or fewer than three such words, are not a topic.
+ 3. Drop the topic if its triggers are from fewer than three documents or if it has fewer than three such words.
 """
 
 from __future__ import annotations
@@ -74,9 +77,9 @@ from memlens.stats import q_values, roc_area
 
 DIMENSIONS = 96
 LEAST = 3
-NEAR, WIDE = 4, 16  # sentences per passage of a paragraph, and of a file
+NEAR, WIDE = 4, 16  # sentences per passage within a paragraph, and within a file
 MOST_WORDS = 40_000
-_FREQUENT = 1e-3  # frequency at which a word has half the weight (smooth inverse frequency)
+_FREQUENT = 1e-3  # a word of this frequency has half the weight of a rare word (smooth inverse frequency)
 _POWERS = 3
 SIZES = np.array([1, 2, 3, 5, 9, 17])  # lower bounds of size classes: numbers of words with a vector
 
@@ -87,9 +90,9 @@ WHERE (sentence // $2) % $3 = $4 ORDER BY sentence
 
 
 class WordVectors(NamedTuple):
-    """A vector and a weight for every word that has them. A tuple, because compiled code reads it."""
+    """The vectors and weights of words. It is a tuple so that compiled code can read it."""
 
-    rows: NDArray[np.int32]  # [words of Words]: row of the word in the arrays below, -1 for none
+    rows: NDArray[np.int32]  # [all words]: row of the word in the arrays below; -1 for a word without a vector
     numbers: NDArray[np.int64]  # [rows]: number of the word
     vectors: NDArray[np.float32]  # [rows, dimensions], unit length, centered
     weights: NDArray[np.float32]  # [rows]: weight by rarity
@@ -97,20 +100,21 @@ class WordVectors(NamedTuple):
 
 
 def word_vectors(index: Index, words: Words, seed: int) -> WordVectors:
+    """Return the vectors of words, computed from the corpus of an index. Words of the corpus are added to `words`."""
     cells = _count_cells(index, words, seed)
-    chosen, weights, shares = _choose_words(cells, words)
+    numbers, weights, shares = _select_words(cells, words)
     rows = np.full(len(words.texts), -1, np.int32)
-    rows[chosen] = np.arange(len(chosen), dtype=np.int32)
-    matrix = _information(cells, rows, len(chosen))
-    vectors = _reduce(matrix, min(DIMENSIONS, max(len(chosen) // 4, 1)), seed)
+    rows[numbers] = np.arange(len(numbers), dtype=np.int32)
+    matrix = _information(cells, rows, len(numbers))
+    vectors = _reduce(matrix, min(DIMENSIONS, max(len(numbers) // 4, 1)), seed)
     vectors -= vectors.mean(0) if len(vectors) else 0
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
-    return WordVectors(rows, chosen, vectors.astype(np.float32), weights, shares)
+    return WordVectors(rows, numbers, vectors.astype(np.float32), weights, shares)
 
 
 @dataclass(frozen=True, eq=False)
 class _Cells:
-    """The number of occurrences of each word in each passage."""
+    """The number of times that each word occurs in each passage."""
 
     passage: NDArray[np.int64]
     word: NDArray[np.int64]
@@ -120,8 +124,8 @@ class _Cells:
 
 def _count_cells(index: Index, words: Words, seed: int) -> _Cells:
     every, which = sampled_runs(index, seed)
-    near, wide = _Cutter(NEAR), _Cutter(WIDE)
-    found = [np.zeros(0, np.int64)]
+    near, wide = _PassageCounter(NEAR), _PassageCounter(WIDE)
+    cells = [np.zeros(0, np.int64)]
     for batch in index.batches(_QUERY, (WORD, RUN, every, which)):
         lists = batch.column("words")
         flat = lists.flatten().dictionary_encode()
@@ -129,16 +133,16 @@ def _count_cells(index: Index, words: Words, seed: int) -> _Cells:
         plain = np.asarray(words.plain, np.int64)[spelled]
         sources = batch.column("source").to_pylist()
         sizes = lists.value_lengths().to_numpy(zero_copy_only=False)
-        for number, cutter in enumerate((near, wide)):
-            names = sources if cutter is near else [source.rpartition(":")[0] for source in sources]
-            passage = 2 * np.repeat(np.array([cutter.next(name) for name in names], np.int64), sizes) + number
-            found.append((passage << 20) | plain)
-    keys, times = np.unique(np.concatenate(found), return_counts=True)
+        for number, counter in enumerate((near, wide)):
+            names = sources if counter is near else [source.rpartition(":")[0] for source in sources]
+            passage = 2 * np.repeat(np.array([counter.next(name) for name in names], np.int64), sizes) + number
+            cells.append((passage << 20) | plain)
+    keys, times = np.unique(np.concatenate(cells), return_counts=True)
     return _Cells(keys >> 20, keys & ((1 << 20) - 1), times, 2 * max(near.passage, wide.passage) + 2)
 
 
-class _Cutter:
-    """Numbers passages: consecutive sentences of one source."""
+class _PassageCounter:
+    """Assigns consecutive sentences of one source to numbered passages."""
 
     def __init__(self, sentences: int) -> None:
         self.sentences, self.passage, self.inside, self.source = sentences, -1, 0, ""
@@ -149,39 +153,40 @@ class _Cutter:
         return self.passage
 
 
-def _choose_words(cells: _Cells, words: Words) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float64]]:
-    """Choose words that occur in enough passages, but not in more than a quarter.
+def _select_words(cells: _Cells, words: Words) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float64]]:
+    """Return the numbers, weights and shares of the words that get vectors.
 
-    If there are too many, choose the most frequent ones.
+    These occur in at least LEAST passages but in at most a quarter of them. If there are more than MOST_WORDS, return
+    the most frequent ones.
     """
     size = len(words.texts)
-    near = cells.passage % 2 == 0  # the wide passages repeat the same words
+    near = cells.passage % 2 == 0  # wide passages contain the same words again
     passages = np.bincount(cells.word[near], minlength=size)
     times = np.bincount(cells.word[near], cells.times[near], minlength=size)
     is_word = np.array([text.isalpha() and len(text) > 1 for text in words.texts])
     common = max(len(np.unique(cells.passage[near])) / 4, LEAST)
-    chosen = np.flatnonzero(is_word & (passages >= LEAST) & (passages <= common))
-    chosen = np.sort(chosen[np.argsort(-times[chosen], kind="stable")][:MOST_WORDS])
-    shares = times[chosen] / max(times.sum(), 1)
-    return chosen, (_FREQUENT / (_FREQUENT + shares)).astype(np.float32), shares
+    numbers = np.flatnonzero(is_word & (passages >= LEAST) & (passages <= common))
+    numbers = np.sort(numbers[np.argsort(-times[numbers], kind="stable")][:MOST_WORDS])
+    shares = times[numbers] / max(times.sum(), 1)
+    return numbers, (_FREQUENT / (_FREQUENT + shares)).astype(np.float32), shares
 
 
 def _information(cells: _Cells, rows: NDArray[np.int32], size: int) -> csr_matrix:
-    """Return damped positive pointwise mutual information, [passages, words]."""
+    """Return the damped positive pointwise mutual information of passages and words, [passages, words]."""
     column: NDArray[np.int64] = rows[cells.word].astype(np.int64)
-    kept = column >= 0
-    passage, column, times = cells.passage[kept], column[kept], cells.times[kept].astype(np.float64)
-    in_stretch = np.bincount(passage, times, minlength=cells.passages)
-    of_word = np.bincount(column, times, minlength=size)
-    expected = in_stretch[passage] * of_word[column] / max(times.sum(), 1)
+    has_vector = column >= 0
+    passage, column, times = cells.passage[has_vector], column[has_vector], cells.times[has_vector].astype(np.float64)
+    passage_sizes = np.bincount(passage, times, minlength=cells.passages)
+    word_counts = np.bincount(column, times, minlength=size)
+    expected = passage_sizes[passage] * word_counts[column] / max(times.sum(), 1)
     values = np.maximum(np.log(np.maximum(times, 1e-9) / expected), 0)
-    values /= np.sqrt(np.maximum(in_stretch[passage], 1))
+    values /= np.sqrt(np.maximum(passage_sizes[passage], 1))
     offsets = np.concatenate([[0], np.cumsum(np.bincount(passage, minlength=cells.passages))])
     return csr_matrix((values, column, offsets), (cells.passages, size))
 
 
 def _reduce(matrix: csr_matrix, dimensions: int, seed: int) -> NDArray[np.float64]:
-    """Return the leading singular vectors of the words, scaled by the square root of the singular values."""
+    """Return the leading singular vectors of the words, multiplied by the square root of the singular values."""
     width = matrix.shape[1]
     if width == 0:
         return np.zeros((0, 1))
@@ -189,18 +194,18 @@ def _reduce(matrix: csr_matrix, dimensions: int, seed: int) -> NDArray[np.float6
     for _ in range(_POWERS):
         basis, _ = np.linalg.qr(matrix.T @ (matrix @ basis))
     projected = matrix @ basis  # [passages, size]
-    strengths, turns = np.linalg.eigh(projected.T @ projected)
-    order = np.argsort(-strengths)[:dimensions]
-    scale = np.maximum(strengths[order], 0) ** 0.25
-    vectors: NDArray[np.float64] = (basis @ turns[:, order]) * scale
+    eigenvalues, rotation = np.linalg.eigh(projected.T @ projected)
+    order = np.argsort(-eigenvalues)[:dimensions]
+    scale = np.maximum(eigenvalues[order], 0) ** 0.25
+    vectors: NDArray[np.float64] = (basis @ rotation[:, order]) * scale
     return vectors
 
 
 class VectorWords(NamedTuple):
-    """The distinct words of each prefix that have a vector. A tuple, because compiled code reads it."""
+    """The distinct words of each prefix that have a vector. It is a tuple so that compiled code can read it."""
 
     rows: NDArray[np.int32]  # rows of WordVectors
-    is_last: NDArray[np.bool_]  # whether the word occurs only at the end
+    is_last: NDArray[np.bool_]  # whether the word occurs only at the end of the prefix
     offsets: NDArray[np.int64]  # [prefixes + 1]
 
     @classmethod
@@ -211,7 +216,7 @@ class VectorWords(NamedTuple):
 @compiled
 def _vector_words(words: Any, offsets: Any, row_of: Any) -> tuple[Any, Any, Any]:
     rows, is_last = np.empty(len(words), np.int32), np.empty(len(words), np.bool_)
-    found = np.zeros(len(offsets), np.int64)
+    ends = np.zeros(len(offsets), np.int64)
     count = 0
     for prefix in range(len(offsets) - 1):
         begin = count
@@ -223,13 +228,13 @@ def _vector_words(words: Any, offsets: Any, row_of: Any) -> tuple[Any, Any, Any]
             if is_new:
                 rows[count], is_last[count] = row, place == offsets[prefix + 1] - 1
                 count += 1
-        found[prefix + 1] = count
-    return rows[:count].copy(), is_last[:count].copy(), found
+        ends[prefix + 1] = count
+    return rows[:count].copy(), is_last[:count].copy(), ends
 
 
 @compiled_part
 def dot(left: Any, right: Any) -> Any:
-    """Return the dot product, added in order. A loop, because array expressions take far longer to compile."""
+    """Return the dot product, summed in order. A loop compiles much faster than an array expression."""
     total = left[0] * right[0]
     for i in range(1, left.shape[0]):
         total += left[i] * right[i]
@@ -241,7 +246,7 @@ def prefix_vector_(
     prefixes: VectorWords, prefix: int, excluded: Any, drop_last: bool, vectors: WordVectors,
     vector: Any, used: Any, parts: Any,
 ) -> int:  # fmt: skip
-    """Write the unit vector, its words and their coefficients. Returns the number of words (0: no vector)."""
+    """Write the unit vector of a prefix, its words and their coefficients. Returns the number of words, 0 for none."""
     size, count = vector.shape[0], 0
     for i in range(size):
         vector[i] = 0
@@ -290,15 +295,17 @@ def prefix_vectors(
     excluded: NDArray[np.int32] | None = None,
     words: NDArray[np.int32] | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return unit vectors [rows, dimensions] of prefixes and the number of words in each vector, 0 without a vector.
+    """Return the unit vectors [rows, dimensions] of prefixes and the number of words in each vector.
+
+    The number is 0 for a prefix without a vector.
 
     Args:
         prefixes: The words of all prefixes.
         vectors: The word vectors.
-        rows: The prefixes; -1 for none.
-        drop_last: Whether the last word is left out, for all rows or for each.
+        rows: The prefixes to compute, -1 for none.
+        drop_last: Whether to leave out the last word, for all rows or for each row.
         excluded: Words to leave out, as rows of `vectors`.
-        words: Receives the words of each vector. [rows, WINDOW]
+        words: Array [rows, WINDOW] that receives the words of each vector.
     """
     unit = np.empty((len(rows), vectors.vectors.shape[1]), np.float32)
     without_last = np.full(len(rows), drop_last)
@@ -310,25 +317,26 @@ def prefix_vectors(
 
 @compiled_part
 def size_class(count: int) -> int:
-    found = 0
-    while found + 1 < len(SIZES) and count >= SIZES[found + 1]:
-        found += 1
-    return found
+    """Return the size class of a prefix with this number of words."""
+    number = 0
+    while number + 1 < len(SIZES) and count >= SIZES[number + 1]:
+        number += 1
+    return number
 
 
-NULL_SETS, FEWER_SETS = 20_000, 4_000  # null sets for the largest number of triggers, and for each smaller one
+NULL_SETS, FEWER_SETS = 20_000, 4_000  # number of null sets for the largest number of triggers, and for smaller ones
 _PAIRS = 200_000
 _TAIL = 0.99
 _SIZES = (3, 4, 6, 9, 14, 20, 25, 35, 50, 64)
-_KNOWN = 3  # minimum number of prefixes of other documents for the mean vector of a token
+_LEAST_PREFIXES = 3  # minimum number of prefixes of other documents for the mean vector before a token
 
 
 class ExcludedWords(NamedTuple):
-    """Words of shallow patterns, by memory. A tuple, because compiled code reads it."""
+    """Words of shallow patterns, by memory. It is a tuple so that compiled code can read it."""
 
     words: NDArray[np.int32]  # rows of WordVectors
     offsets: NDArray[np.int64]  # [memories + 1]
-    last: NDArray[np.uint64]  # [memories]: bit mask of prefixes whose last word is excluded
+    last: NDArray[np.uint64]  # [memories]: bit mask of the prefixes whose last word is excluded
 
     def of(self, memory: int) -> NDArray[np.int32]:
         """Return the excluded words of one memory."""
@@ -336,19 +344,19 @@ class ExcludedWords(NamedTuple):
 
 
 class LastTokens(NamedTuple):
-    """Last tokens and documents of prefixes, and the samples for each token.
+    """The last tokens and documents of prefixes, and the samples for each token.
 
-    A tuple, because compiled code reads it.
+    It is a tuple so that compiled code can read it.
     """
 
     tokens: NDArray[np.int32]  # [prefixes]: last token
     documents: NDArray[np.int64]  # [prefixes]: document number
-    slots: NDArray[np.int32]  # [vocabulary]: as in MatchedPlaces
+    slots: NDArray[np.int32]  # [vocabulary]: slot of the token, as in MatchedPlaces
     offsets: NDArray[np.int64]  # [slots + 1]: first row of each token's samples
-    middles: NDArray[np.int64]
+    middles: NDArray[np.int64]  # [slots]: first row of the token's second sample
     first: int  # row of the first sampled prefix
     vectors: NDArray[np.float32]  # [sampled prefixes, dimensions]: vectors without the last word, 0 for none
-    amounts: NDArray[np.float64]  # [size classes]: scale of the mean vectors
+    amounts: NDArray[np.float64]  # [size classes]: factor of the mean vectors
 
     @classmethod
     def of(cls, prefixes: PrefixWords, words: VectorWords, places: MatchedPlaces, vectors: WordVectors) -> LastTokens:
@@ -357,14 +365,14 @@ class LastTokens(NamedTuple):
         samples = (places.slots, places.offsets + first, places.middles + first)
         tokens = cls(prefixes.tokens, prefixes.documents, *samples, first, unit, np.ones(len(SIZES)))
         products, squares = _amounts(words, tokens, vectors)
-        # least squares fit to the second sample
+        # the factors are a least-squares fit to the second sample
         return tokens._replace(amounts=np.where(squares > 1, products / np.maximum(squares, 1), 1.0))
 
 
 @compiled
 def _swap(rows: Any, tokens: LastTokens, starts: Any) -> Any:
-    """Replace each prefix by an unused one of another document with the same last token, or -1 if there is none."""
-    found = np.full(rows.shape, -1, np.int64)
+    """Replace each prefix by an unused prefix of another document with the same last token, or by -1 without any."""
+    swapped = np.full(rows.shape, -1, np.int64)
     for m in range(rows.shape[0]):
         for i in range(rows.shape[1]):
             token = -1 if rows[m, i] < 0 else tokens.tokens[rows[m, i]]
@@ -376,26 +384,26 @@ def _swap(rows: Any, tokens: LastTokens, starts: Any) -> Any:
                 row = begin + (np.int64(starts[m, i] * count) + step) % count
                 is_free = tokens.documents[row] != tokens.documents[rows[m, i]]
                 for j in range(i):
-                    is_free &= found[m, j] < 0 or tokens.documents[row] != tokens.documents[found[m, j]]
+                    is_free &= swapped[m, j] < 0 or tokens.documents[row] != tokens.documents[swapped[m, j]]
                 if is_free:
-                    found[m, i] = row
+                    swapped[m, i] = row
                     break
-    return found
+    return swapped
 
 
 def swap_prefixes(rows: NDArray[np.int64], tokens: LastTokens, random: np.random.Generator) -> NDArray[np.int64]:
-    """Replace each prefix by a random one of another document with the same last token, or -1 if there is none."""
-    found: NDArray[np.int64] = _swap(np.ascontiguousarray(rows), tokens, random.random(rows.shape))
-    return found
+    """Replace each prefix by a random prefix of another document with the same last token, or by -1 without any."""
+    swapped: NDArray[np.int64] = _swap(np.ascontiguousarray(rows), tokens, random.random(rows.shape))
+    return swapped
 
 
 @compiled_part
-def _is_there(tokens: LastTokens, row: int) -> bool:
+def _has_vector(tokens: LastTokens, row: int) -> bool:
     """Return True if a sampled prefix has a vector."""
-    found = False
+    is_nonzero = False
     for i in range(tokens.vectors.shape[1]):
-        found |= tokens.vectors[row - tokens.first, i] != 0
-    return found
+        is_nonzero |= tokens.vectors[row - tokens.first, i] != 0
+    return is_nonzero
 
 
 @compiled_part
@@ -403,7 +411,7 @@ def _mean_before(
     slot: int, documents: Any, filled: int, excluded: Any, words: VectorWords, tokens: LastTokens, vectors: WordVectors,
     mean: Any, vector: Any, used: Any, parts: Any,
 ) -> int:  # fmt: skip
-    """Write the mean vector of text before a token in other documents. Returns the number of prefixes."""
+    """Write the mean vector of the text before a token in other documents. Returns the number of prefixes."""
     size, count = mean.shape[0], 0
     for i in range(size):
         mean[i] = 0
@@ -421,7 +429,7 @@ def _mean_before(
                 for i in range(size):
                     mean[i] += vector[i]
                 count += 1
-        elif _is_there(tokens, row):
+        elif _has_vector(tokens, row):
             for i in range(size):
                 mean[i] += tokens.vectors[row - tokens.first, i]
             count += 1
@@ -438,7 +446,7 @@ def _variance(mean: Any, count: int) -> float:
 
 @compiled
 def _amounts(words: VectorWords, tokens: LastTokens, vectors: WordVectors) -> tuple[Any, Any]:
-    """Return products of a token's mean vector with the second sample, and the mean's squared length, by size class."""
+    """Return, by size class, the products of mean vectors with the second sample, and the means' squared lengths."""
     products, squares = np.zeros(len(SIZES)), np.zeros(len(SIZES))
     mean, one, nothing = np.empty(tokens.vectors.shape[1]), np.empty(1, np.int64), np.empty(0, np.int32)
     spare, used, parts = (
@@ -451,7 +459,7 @@ def _amounts(words: VectorWords, tokens: LastTokens, vectors: WordVectors) -> tu
             vector = tokens.vectors[row - tokens.first]
             one[0] = tokens.documents[row]
             count = _mean_before(slot, one, 1, nothing, words, tokens, vectors, mean, spare, used, parts)
-            if count < _KNOWN or not _is_there(tokens, row):
+            if count < _LEAST_PREFIXES or not _has_vector(tokens, row):
                 continue
             size = size_class(max(words.offsets[row + 1] - words.offsets[row] - 1, 1))
             products[size] += dot(vector, mean)
@@ -463,7 +471,7 @@ def _amounts(words: VectorWords, tokens: LastTokens, vectors: WordVectors) -> tu
 def _pair_sums(
     sets: Any, owners: Any, words: VectorWords, tokens: LastTokens, excluded: ExcludedWords, vectors: WordVectors
 ) -> tuple[Any, Any, Any]:
-    """Return S, the factor of its deviation, and the number of prefixes by size class, for each set of prefixes.
+    """Return, for each set of prefixes, S, the factor of its deviation, and the number of prefixes by size class.
 
     `sets` [sets, t] are rows of prefixes, -1 for none. `owners` [sets] are the memories whose words are excluded.
     """
@@ -479,10 +487,10 @@ def _pair_sums(
     used, parts = np.empty(WINDOW, np.int32), np.empty(WINDOW, np.float32)
     all_words, all_parts = np.empty(WINDOW * triggers, np.int32), np.empty(WINDOW * triggers)
     means, slots = np.empty((triggers, dimensions)), np.empty(triggers, np.int64)
-    known, times, documents = np.empty(triggers, np.int64), np.empty(triggers, np.int64), np.empty(triggers, np.int64)
+    sizes, times, documents = np.empty(triggers, np.int64), np.empty(triggers, np.int64), np.empty(triggers, np.int64)
     taken, taken_squares = np.empty(triggers), np.empty(triggers)
     for m in range(memories):
-        own = excluded.words[excluded.offsets[owners[m]] : excluded.offsets[owners[m] + 1]]
+        words_out = excluded.words[excluded.offsets[owners[m]] : excluded.offsets[owners[m] + 1]]
         prefixes = 0
         for row in sets[m]:
             if row >= 0:
@@ -493,7 +501,7 @@ def _pair_sums(
         squares, groups, word_count, filled = 0.0, 0, 0, 0
         for row in sets[m]:
             slot = -1 if row < 0 or tokens.tokens[row] < 0 else tokens.slots[tokens.tokens[row]]
-            count = 0 if slot < 0 else prefix_vector_(words, row, own, True, vectors, vector, used, parts)
+            count = 0 if slot < 0 else prefix_vector_(words, row, words_out, True, vectors, vector, used, parts)
             if count == 0:
                 continue
             group = 0
@@ -501,11 +509,12 @@ def _pair_sums(
                 group += 1
             if group == groups:
                 slots[group], times[group], taken[group], taken_squares[group] = slot, 0, 0.0, 0.0
-                known[group] = _mean_before(
-                    slot, documents, prefixes, own, words, tokens, vectors, means[group], spare, spare_used, spare_parts
-                )
+                sizes[group] = _mean_before(
+                    slot, documents, prefixes, words_out, words, tokens, vectors, means[group],
+                    spare, spare_used, spare_parts,
+                )  # fmt: skip
                 groups += 1
-            if known[group] < _KNOWN:
+            if sizes[group] < _LEAST_PREFIXES:
                 continue
             size = size_class(count)
             for i in range(dimensions):
@@ -524,7 +533,7 @@ def _pair_sums(
         bias, spread = 0.0, 0.0
         for group in range(groups):
             if times[group] > 0:
-                k, n = times[group], known[group]
+                k, n = times[group], sizes[group]
                 pairs = (taken[group] ** 2 - taken_squares[group]) / 2
                 bias += pairs * _variance(means[group], n) / n
                 spread += k * (1 + k / n)
@@ -535,7 +544,7 @@ def _pair_sums(
 
 @compiled_part
 def _equal_words_(words: Any, parts: Any, count: int) -> float:
-    """Return twice the contribution of equal words of different prefixes to the sum of cosines. Sorts the words."""
+    """Return twice the contribution of equal words in different prefixes to the sum of cosines. Sorts the words."""
     sort_with_(words, parts, count)
     same, begin = 0.0, 0
     while begin < count:
@@ -549,7 +558,7 @@ def _equal_words_(words: Any, parts: Any, count: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Coherence:
-    """The coherence statistic and its null distribution for one corpus and its triggers."""
+    """The coherence statistic and its null distribution for the triggers of one corpus."""
 
     words: VectorWords
     tokens: LastTokens
@@ -557,9 +566,8 @@ class Coherence:
     vectors: WordVectors
     means: NDArray[np.float64]  # [size classes, size classes]
     variances: NDArray[np.float64]
-    null: dict[
-        int, tuple[NDArray[np.float64], float]
-    ]  # number of triggers -> sorted null statistics, mean excess in the tail
+    # number of triggers -> sorted null statistics, and the mean of their excess over the 99th percentile
+    null: dict[int, tuple[NDArray[np.float64], float]]
 
     @classmethod
     def calibrate(
@@ -573,33 +581,33 @@ class Coherence:
     ) -> Coherence:
         """Estimate the null distribution. `rows` [memories, t] are the triggers, one per document."""
         random = np.random.default_rng([seed, 8])
-        kinds = (len(SIZES),) * 2
-        found = cls(words, tokens, excluded, vectors, np.zeros(kinds), np.ones(kinds), {})
+        shape = (len(SIZES),) * 2
+        coherence = cls(words, tokens, excluded, vectors, np.zeros(shape), np.ones(shape), {})
         memory, rank = np.nonzero(rows >= 0)
         if len(memory) < 2:
-            return found
+            return coherence
         drawn = random.integers(0, len(memory), (_PAIRS, 2))
         pairs = swap_prefixes(rows[memory[drawn], rank[drawn]], tokens, random)
-        found.means[:], found.variances[:] = found._pair_moments(pairs, memory[drawn[:, 0]])
+        coherence.means[:], coherence.variances[:] = coherence._pair_moments(pairs, memory[drawn[:, 0]])
         packed = np.take_along_axis(rows, np.argsort(rows < 0, 1, kind="stable"), 1)  # move missing triggers to the end
         filled = (rows >= 0).sum(1)
         for size in sorted({size for size in _SIZES if size < rows.shape[1]} | {rows.shape[1]}):
             enough = np.flatnonzero(filled >= min(size, filled.max()))
             owners = random.choice(enough, NULL_SETS if size >= rows.shape[1] else FEWER_SETS)
-            z, _ = found.z_scores(swap_prefixes(packed[owners, :size], tokens, random), owners)
+            z, _ = coherence.z_scores(swap_prefixes(packed[owners, :size], tokens, random), owners)
             z.sort()
             bar = z[int(_TAIL * len(z))]
-            found.null[size] = (z, float((z[z > bar] - bar).mean()) if (z > bar).any() else 1.0)
-        return found
+            coherence.null[size] = (z, float((z[z > bar] - bar).mean()) if (z > bar).any() else 1.0)
+        return coherence
 
     def z_scores(
         self, sets: NDArray[np.int64], owners: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return z and the number of prefixes with a vector of each set [sets, t]."""
+        """Return z and the number of prefixes with a vector, for each set of prefixes [sets, t]."""
         sums, wider, classes = _pair_sums(sets, owners, self.words, self.tokens, self.excluded, self.vectors)
         pairs = classes[:, :, None] * classes[:, None, :]
         pairs -= classes[:, :, None] * np.eye(len(SIZES))
-        pairs /= 2  # each pair occurs twice
+        pairs /= 2  # each pair was counted twice
         expected = (pairs * self.means).sum((1, 2))
         variance = (pairs * self.variances).sum((1, 2)) + 1e-12
         return (sums - expected) / (np.sqrt(variance) * wider), classes.sum(1).astype(np.int64)
@@ -607,7 +615,7 @@ class Coherence:
     def _pair_moments(
         self, pairs: NDArray[np.int64], owners: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return mean and variance of a pair's product by the size classes of its two prefixes."""
+        """Return the mean and variance of the product of a pair, by the size classes of its two prefixes."""
         sums, _, classes = _pair_sums(pairs, owners, self.words, self.tokens, self.excluded, self.vectors)
         both = classes.sum(1) == 2
         sums, classes = sums[both], classes[both]
@@ -626,29 +634,29 @@ class Coherence:
         return np.where(upper, means, means.T), np.where(upper, variances, variances.T)
 
     def p_values(self, z: NDArray[np.float64], filled: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the probability that swapped triggers are as coherent, or 1 for fewer than three prefixes."""
+        """Return the probability that swapped triggers are as coherent. It is 1 for fewer than three prefixes."""
         p = np.ones(len(z))
         sizes = sorted(self.null)
         for size, following in zip(sizes, [*sizes[1:], np.iinfo(np.int64).max], strict=True):
-            own = (filled >= max(size, GROUNDED)) & (filled < following)
+            mask = (filled >= max(size, GROUNDED)) & (filled < following)
             null, excess = self.null[size]
-            above = len(null) - np.searchsorted(null, z[own], side="left")
+            above = len(null) - np.searchsorted(null, z[mask], side="left")
             bar = null[int(_TAIL * len(null))]
-            far = (1 - _TAIL) * np.exp(-np.maximum(z[own] - bar, 0) / excess)
-            p[own] = np.where(z[own] > bar, far, (above + 1) / (len(null) + 1))
+            tail = (1 - _TAIL) * np.exp(-np.maximum(z[mask] - bar, 0) / excess)
+            p[mask] = np.where(z[mask] > bar, tail, (above + 1) / (len(null) + 1))
         return p
 
 
 BAR = 1.65
 TOPICS = 3  # maximum number of topics per memory
-POOL = 400  # number of random prefixes of each size class
+BACKGROUND = 400  # number of random prefixes of each size class
 SHOWN = 5
 _ROUNDS = 3
-_PRIOR = 200.0  # weight of the prior, in words
-_SURE = 1.96
+_PRIOR = 200.0  # weight of the prior, as a number of words
+_TYPICAL = 1.96  # minimum z-score of a topic's words
 _NEAR = 0.15  # minimum cosine of a word with the topic
-_SWAPPED = 8192  # approximate number of memories that are tested with swapped triggers
-_WORTH = 0.15  # highest p-value of coherence for which topics are computed
+_SWAPPED = 8192  # approximate number of memories to test with swapped triggers
+_WORTH = 0.15  # topics are computed only for p-values of coherence up to this one
 
 
 @dataclass(frozen=True)
@@ -657,32 +665,32 @@ class SemanticTopic:
 
     members: int  # bit mask of trigger ranks
     words: tuple[int, ...]  # rows of WordVectors, most typical first
-    share: float  # share of random prefixes that are as close
+    share: float  # share of random prefixes that are as close to the direction as members
     direction: NDArray[np.float32]  # unit length
     q: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
-    """Vectors of random prefixes, by size class."""
+class BackgroundVectors:
+    """The vectors of random prefixes, by size class."""
 
     vectors: list[NDArray[np.float32]]  # by size class: [prefixes, dimensions]
 
     @classmethod
-    def draw(cls, background: VectorWords, vectors: WordVectors, seed: int) -> Pool:
+    def draw(cls, background: VectorWords, vectors: WordVectors, seed: int) -> BackgroundVectors:
         sizes = np.diff(background.offsets)
         classes = np.searchsorted(SIZES, np.maximum(sizes, 1), side="right") - 1
         random = np.random.default_rng([seed, 9])
-        found = []
+        by_class = []
         for number in range(len(SIZES)):
-            own = np.flatnonzero((classes == number) & (sizes > 0))
-            chosen = random.choice(own, min(POOL, len(own)), replace=False) if len(own) else own
-            unit, counts = prefix_vectors(background, vectors, chosen, drop_last=False)
-            found.append(unit[counts > 0])
-        return cls(found)
+            rows = np.flatnonzero((classes == number) & (sizes > 0))
+            rows = random.choice(rows, min(BACKGROUND, len(rows)), replace=False) if len(rows) else rows
+            unit, counts = prefix_vectors(background, vectors, rows, drop_last=False)
+            by_class.append(unit[counts > 0])
+        return cls(by_class)
 
     def bars(self, direction: NDArray[Any]) -> tuple[NDArray[np.float64], float]:
-        """Return the minimum cosine for each size class, and the share of random prefixes that reach it."""
+        """Return the minimum cosine of members for each size class, and the share of random prefixes above it."""
         bars, over, total = np.full(len(SIZES), np.inf), 0, 0
         for number, vectors in enumerate(self.vectors):
             if len(vectors) < 20:
@@ -701,9 +709,9 @@ def _find_topic(
     rows: NDArray[np.int64],
     excluded: ExcludedWords,
     memory: int,
-    pool: Pool,
+    background: BackgroundVectors,
 ) -> SemanticTopic | None:
-    """Return the topic of a memory with coherent triggers, or None if fewer than three words describe it."""
+    """Return the topic of a memory with coherent triggers, or None if it has fewer than three triggers or words."""
     words = np.empty((len(rows), WINDOW), np.int32)
     drop_last = np.array([bool(int(excluded.last[memory]) >> rank & 1) for rank in range(len(rows))])
     unit, counts = prefix_vectors(prefixes, vectors, np.ascontiguousarray(rows), drop_last, excluded.of(memory), words)
@@ -712,7 +720,7 @@ def _find_topic(
     share = 1.0
     for _ in range(_ROUNDS):
         total = unit[members].sum(0)
-        bars, share = pool.bars(total / max(float(np.linalg.norm(total)), 1e-9))
+        bars, share = background.bars(total / max(float(np.linalg.norm(total)), 1e-9))
         others = total[None, :] - unit * members[:, None]  # compare each prefix with the others
         close = (unit * others).sum(1) / np.maximum(np.linalg.norm(others, axis=1), 1e-9)
         members = (counts > 0) & (close > bars[classes])
@@ -729,50 +737,51 @@ def _find_topic(
 
 
 def _typical_words(words: NDArray[np.int32], vectors: WordVectors, direction: NDArray[Any]) -> list[int]:
-    """Return the words that are over-represented and lie in the topic's direction, most typical first."""
+    """Return the over-represented words that lie in the topic's direction, most typical first."""
     rows, times = np.unique(words, return_counts=True)
     prior = _PRIOR * vectors.shares[rows]
     total = times.sum() + _PRIOR
-    here = np.log((times + prior) / (total - times - prior))
-    everywhere = np.log(vectors.shares[rows] / (1 - vectors.shares[rows]))
-    z = (here - everywhere) / np.sqrt(1 / (times + prior))
+    log_odds = np.log((times + prior) / (total - times - prior))
+    expected = np.log(vectors.shares[rows] / (1 - vectors.shares[rows]))
+    z = (log_odds - expected) / np.sqrt(1 / (times + prior))
     near = vectors.vectors[rows] @ direction
-    kept = (z > _SURE) & (near > _NEAR)
+    kept = (z > _TYPICAL) & (near > _NEAR)
     order = np.lexsort((rows, -z * near))
     return [int(rows[i]) for i in order if kept[i]]
 
 
 @dataclass(frozen=True, eq=False)
 class _TopicTest:
-    """Inputs for the two tests of topics."""
+    """The inputs of the two tests of topics."""
 
-    own: VectorWords
+    words: VectorWords
     vectors: WordVectors
     excluded: ExcludedWords
-    pool: Pool
+    background: BackgroundVectors
     documents: NDArray[np.int64]  # document of every prefix
 
     def run(
         self, p: NDArray[np.float64], memories: NDArray[np.int64], sets: NDArray[np.int64], held: Any, same: Any
     ) -> tuple[dict[int, SemanticTopic], NDArray[np.float64]]:
-        """Return the topics of `memories` and their combined p-values (1: no topic). `p` are the p-values of coherence.
+        """Return the topics of `memories`, and their combined p-values, which are 1 without a topic.
 
-        `sets` [all memories, t], `held` and `same` [all memories, any] hold rows of prefixes, -1 for none.
+        `p` are the p-values of coherence. `sets` [all memories, t], `held` and `same` [all memories, any] hold rows of
+        prefixes, -1 for none.
         """
-        found, both = {}, np.ones(len(memories))
+        topics, combined = {}, np.ones(len(memories))
         for i in np.flatnonzero(p <= _WORTH).tolist():
             m = int(memories[i])
-            topic = _find_topic(self.own, self.vectors, sets[m], self.excluded, m, self.pool)
+            topic = _find_topic(self.words, self.vectors, sets[m], self.excluded, m, self.background)
             ranks = [] if topic is None else [rank for rank in range(sets.shape[1]) if topic.members >> rank & 1]
             if topic and len(set(self.documents[sets[m, ranks]].tolist())) >= GROUNDED:
-                found[i] = topic
-                both[i] = _combined(float(p[i]), self._held_out(topic, m, sets[m], held[m], same[m]))
-        return found, both
+                topics[i] = topic
+                combined[i] = _combined(float(p[i]), self._held_out(topic, m, sets[m], held[m], same[m]))
+        return topics, combined
 
-    def _held_out(self, topic: SemanticTopic, m: int, own: Any, held: Any, same: Any) -> float | None:
+    def _held_out(self, topic: SemanticTopic, m: int, triggers: Any, held: Any, same: Any) -> float | None:
         """Return the p-value of held-out triggers of other documents, or None if there are too few."""
-        seen = self.documents[own[own >= 0]]
-        free = np.where((held >= 0) & ~np.isin(self.documents[np.maximum(held, 0)], seen), held, -1)
+        used = self.documents[triggers[triggers >= 0]]
+        free = np.where((held >= 0) & ~np.isin(self.documents[np.maximum(held, 0)], used), held, -1)
         free = one_per_document(free[None], self.documents)[0]
         (mine, rows), (others, other_rows) = (self._nearness(topic, m, rows) for rows in (free, same))
         if len(mine) < ENOUGH or len(others) < ENOUGH:
@@ -783,14 +792,17 @@ class _TopicTest:
         return math.erfc(z / math.sqrt(2)) / 2
 
     def _nearness(self, topic: SemanticTopic, m: int, rows: Any) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return the cosines with the topic and the rows of prefixes that have a vector without the excluded words."""
-        there = np.ascontiguousarray(rows[rows >= 0])
-        unit, counts = prefix_vectors(self.own, self.vectors, there, True, self.excluded.of(m))
-        return (unit[counts > 0] @ topic.direction).astype(np.float64), there[counts > 0]
+        """Return the cosines of prefixes with the topic, and the rows of these prefixes.
+
+        Leaves out prefixes without a vector. Vectors exclude the words of the memory's shallow patterns.
+        """
+        rows = np.ascontiguousarray(rows[rows >= 0])
+        unit, counts = prefix_vectors(self.words, self.vectors, rows, True, self.excluded.of(m))
+        return (unit[counts > 0] @ topic.direction).astype(np.float64), rows[counts > 0]
 
 
 def effective_size(rows: NDArray[np.int64]) -> float:
-    """Return the effective number of independent prefixes if some are repeated: (sum w)^2 / sum w^2."""
+    """Return the effective number of independent prefixes if some occur several times: (sum w)^2 / sum w^2."""
     times = np.unique(rows[rows >= 0], return_counts=True)[1]
     return float(times.sum() ** 2 / max((times**2).sum(), 1))
 
@@ -806,58 +818,59 @@ def _combined(p: float, other: float | None) -> float:
 def find_topics(
     texts: Texts,
     triggers: TriggerRows,
-    chosen: Sequence[ShallowChoice],
-    own: VectorWords,
+    shallow: Sequence[ShallowChoice],
+    words: VectorWords,
     tokens: LastTokens,
     same: NDArray[np.int64],
     vectors: WordVectors,
     settings: PatternSettings,
     progress: Progress,
 ) -> tuple[dict[int, list[SemanticTopic]], NDArray[np.float64]]:
-    """Return topics by row of TriggerRows, and whether each memory has a topic with swapped triggers (nan: not tested).
+    """Return topics by row of TriggerRows, and whether each memory would have a topic with swapped triggers.
 
+    The latter is nan for memories that were not tested with swapped triggers. `shallow` are the shallow patterns, and
     `same` are prefixes with the last tokens of held-out triggers (score). After a topic is found, the remaining
     triggers are tested again, for up to TOPICS topics per memory.
     """
     if len(vectors.vectors) == 0:
         return {}, np.zeros(len(triggers.rows))
-    excluded = _words_of_patterns(chosen, vectors)
+    excluded = _words_of_patterns(shallow, vectors)
     rows = one_per_document(triggers.rows, texts.prefixes.documents)
-    coherence = Coherence.calibrate(rows, own, tokens, excluded, vectors, settings.seed)
-    pool = Pool.draw(VectorWords.of(texts.sample, vectors), vectors, settings.seed)
-    test = _TopicTest(own, vectors, excluded, pool, texts.prefixes.documents)
-    found: dict[int, list[SemanticTopic]] = {}
-    left, memories, cut = triggers.rows.copy(), np.arange(len(rows)), -1.0
+    coherence = Coherence.calibrate(rows, words, tokens, excluded, vectors, settings.seed)
+    background = BackgroundVectors.draw(VectorWords.of(texts.sample, vectors), vectors, settings.seed)
+    test = _TopicTest(words, vectors, excluded, background, texts.prefixes.documents)
+    topics_by_memory: dict[int, list[SemanticTopic]] = {}
+    remaining, memories, cutoff = triggers.rows.copy(), np.arange(len(rows)), -1.0
     for turn in range(TOPICS):
         progress("topics", turn, TOPICS)
-        p = coherence.p_values(*coherence.z_scores(np.where(left >= 0, rows, -1)[memories], memories))
-        topics, p = test.run(p, memories, left, triggers.held, same)
+        p = coherence.p_values(*coherence.z_scores(np.where(remaining >= 0, rows, -1)[memories], memories))
+        topics, p = test.run(p, memories, remaining, triggers.held, same)
         q = q_values(p, len(p))
         kept = [i for i in topics if q[i] <= settings.rate]
-        cut = float(p[kept].max(initial=-1.0)) if turn == 0 else cut
+        cutoff = float(p[kept].max(initial=-1.0)) if turn == 0 else cutoff
         for i in kept:
             m, members = int(memories[i]), topics[i].members
-            found.setdefault(m, []).append(replace(topics[i], q=float(q[i])))
-            left[m, [rank for rank in range(left.shape[1]) if members >> rank & 1]] = -1
+            topics_by_memory.setdefault(m, []).append(replace(topics[i], q=float(q[i])))
+            remaining[m, [rank for rank in range(remaining.shape[1]) if members >> rank & 1]] = -1
         memories = memories[kept]
         if len(memories) == 0:
             break
     random = np.random.default_rng([settings.seed, 10])
-    some = np.arange(0, len(rows), max(len(rows) // _SWAPPED, 1))
+    tested = np.arange(0, len(rows), max(len(rows) // _SWAPPED, 1))
     sets = np.full(rows.shape, -1)
-    sets[some] = swap_prefixes(rows[some], tokens, random)
-    p = coherence.p_values(*coherence.z_scores(sets[some], some))
+    sets[tested] = swap_prefixes(rows[tested], tokens, random)
+    p = coherence.p_values(*coherence.z_scores(sets[tested], tested))
     swapped = np.full(len(rows), np.nan)
-    swapped[some] = test.run(p, some, sets, same[:, :HELD], same[:, HELD:])[1] <= cut
-    return found, swapped
+    swapped[tested] = test.run(p, tested, sets, same[:, :HELD], same[:, HELD:])[1] <= cutoff
+    return topics_by_memory, swapped
 
 
-def _words_of_patterns(chosen: Sequence[ShallowChoice], vectors: WordVectors) -> ExcludedWords:
-    """Return the words of endings and n-grams, and the last words that a shape describes."""
+def _words_of_patterns(shallow: Sequence[ShallowChoice], vectors: WordVectors) -> ExcludedWords:
+    """Return the words of endings and n-grams, and the prefixes whose last word is described by a shape."""
     rows = vectors.rows
     words: list[int] = []
     offsets, last = [0], []
-    for memory in chosen:
+    for memory in shallow:
         features = [(pattern.feature, pattern.members) for pattern in memory.patterns]
         words += sorted({int(rows[w]) for feature, _ in features for w in feature.words if w and rows[w] >= 0})
         offsets.append(len(words))

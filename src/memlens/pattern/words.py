@@ -1,14 +1,14 @@
-"""Triggers and random prefixes as words.
+"""The words of triggers and random prefixes.
 
-A word is a run of letters (an apostrophe inside is allowed), a number (1,900.5; 1990s; 21st), one character of a script
-written without spaces, or a single punctuation mark. The last word of a prefix may be incomplete, because a tokenizer
-may split words. Words are compared in lower case. The spelling of the last word is kept to detect its shape. Only the
-last WINDOW words of a long prefix count.
+A word is a run of letters, which may contain an apostrophe, a number (1,900.5; 1990s; 21st), one character of a script
+that is written without spaces, or a single punctuation mark. The last word of a prefix may be incomplete, because a
+tokenizer may split words. Words are compared in lower case. The spelling of the last word is stored to detect its
+shape. Only the last WINDOW words of a long prefix count.
 
-Matched prefixes (draw_matched) end with the same token as a trigger but come from other documents. They show what the
+Matched prefixes (draw_matched) end with the same token as a trigger but are from other documents. They show what the
 last token alone implies about the text before it. For each token that ends a trigger, two samples are drawn from at
-most TOKENS tokens of the corpus: one gives the average text before the token, the other replaces triggers in the null
-model. Each sample spreads over as many documents as possible.
+most TOKENS tokens of the corpus. The first one gives the average text before the token. The second one replaces
+triggers in the null model. Each sample contains as many documents as possible.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from memlens.files import open_database, reader_of
 from memlens.index.reader import Index
 
 KINDS = ("shallow", "semantic")  # kinds of patterns of prefixes, as in the paper
-NEXT = "next"  # kind of a pattern of next tokens, which are not part of the prefix
+NEXT = "next"  # kind of a pattern of next tokens, which follow the prefix
 GROUNDED = 3  # minimum number of prefixes of a pattern, as in the paper
-HELD = 25  # number of triggers to test patterns on, after those in which patterns are found
+HELD = 25  # number of held-out triggers, which rank below those in which patterns are found
 ENOUGH = 10  # minimum number of held-out triggers to test a pattern
 WINDOW = 64
-UNKNOWN = 0  # a word that did not fit into the vocabulary and is never part of a pattern
+UNKNOWN = 0  # number of words that exceed the size of the vocabulary; they are never part of a pattern
 ROOM = 1 << 20  # size of the vocabulary: three word numbers fit into a 60-bit key
-TOKENS = 3_000_000  # limit for tokens read from a large corpus, in runs of RUN sentences
+TOKENS = 3_000_000  # maximum number of tokens to read from a large corpus, in runs of RUN sentences
 RUN = 64
 _ROWS_AT_ONCE = 32_768
 _CHARACTERS = 16 * WINDOW  # enough for the last WINDOW words of a long prefix
@@ -43,7 +43,7 @@ _CHARACTERS = 16 * WINDOW  # enough for the last WINDOW words of a long prefix
 
 @dataclass(frozen=True, eq=False)
 class TriggerRows:
-    """The triggers of all memories that have triggers, as numbers of distinct prefixes."""
+    """The triggers of all memories. Prefixes are numbered, because several memories may share them."""
 
     layer: NDArray[np.int32]  # [memories]: layer of the memory
     memory: NDArray[np.int32]  # [memories]: number of the memory
@@ -60,18 +60,21 @@ class TriggerRows:
         return counts
 
     def names(self) -> Iterator[tuple[int, int]]:
-        """Return the (layer, memory) of each row."""
+        """Return the layer and memory of each row."""
         return zip(self.layer.tolist(), self.memory.tolist(), strict=True)
 
 
 def one_per_document(rows: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Keep only the best prefix of each document in `rows` [memories, t], because texts of a document are similar."""
-    own = np.where(rows >= 0, documents[np.maximum(rows, 0)], -1)
-    found = rows.copy()
-    for rank in range(1, found.shape[1]):
-        repeats = (own[:, :rank] == own[:, rank, None]).any(1)
-        found[repeats, rank] = -1
-    return found
+    """Replace all but the best prefix of each document by -1 in `rows` [memories, t].
+
+    Prefixes of one document are similar and therefore not independent.
+    """
+    numbers = np.where(rows >= 0, documents[np.maximum(rows, 0)], -1)
+    distinct = rows.copy()
+    for rank in range(1, distinct.shape[1]):
+        repeats = (numbers[:, :rank] == numbers[:, rank, None]).any(1)
+        distinct[repeats, rank] = -1
+    return distinct
 
 
 def read_trigger_rows(index: Index, top: int, held: int = 0, end: str = "top") -> TriggerRows:
@@ -108,17 +111,16 @@ def sample_prefixes(index: Index, size: int, seed: int) -> tuple[NDArray[np.int6
         drawn = np.arange(total)
     else:
         random = np.random.default_rng([seed, 5])
-        # for a large total, draw about `size` different numbers without an array of that size
-        few = total < 20 * size
-        drawn = (
-            np.sort(random.choice(total, size, replace=False)) if few else np.unique(random.integers(0, total, size))
-        )
+        if total < 20 * size:
+            drawn = np.sort(random.choice(total, size, replace=False))
+        else:  # repeats are rare, and drawing without replacement would need an array of size `total`
+            drawn = np.unique(random.integers(0, total, size))
     place = np.searchsorted(edges, drawn, side="right") - 1
     return sentences[place].astype(np.int64), (drawn - edges[place]).astype(np.int64)
 
 
 def sampled_runs(index: Index, seed: int) -> tuple[int, int]:
-    """Return (every, which): the runs of sentences with number % every == which hold about TOKENS tokens."""
+    """Return (every, which). The runs of sentences whose number % every == which contain about TOKENS tokens."""
     _, lengths = sentence_lengths(index)
     every = max(1, -(-int(lengths.sum()) // TOKENS))
     return every, int(np.random.default_rng([seed, 6]).integers(every))
@@ -126,8 +128,8 @@ def sampled_runs(index: Index, seed: int) -> tuple[int, int]:
 
 def sentence_lengths(index: Index) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the numbers and lengths of all sentences without loading their tokens."""
-    found = index.arrays("SELECT sentence, len(ends)::BIGINT AS tokens FROM {corpus} ORDER BY sentence")
-    return np.asarray(found["sentence"], np.int64), np.asarray(found["tokens"], np.int64)
+    columns = index.arrays("SELECT sentence, len(ends)::BIGINT AS tokens FROM {corpus} ORDER BY sentence")
+    return np.asarray(columns["sentence"], np.int64), np.asarray(columns["tokens"], np.int64)
 
 
 _ALONE = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}"
@@ -162,18 +164,18 @@ FROM cut ORDER BY row
 
 @dataclass
 class Words:
-    """A growing vocabulary: one number per word in lower case, and one per spelling."""
+    """A growing vocabulary. Words in lower case and spellings are numbered separately."""
 
     texts: list[str] = field(default_factory=lambda: [""])
     _numbers: dict[str, int] = field(default_factory=lambda: {"": UNKNOWN})
     spellings: list[str] = field(default_factory=lambda: [""])  # text as written
     _spelling_numbers: dict[str, int] = field(default_factory=lambda: {"": 0})
-    plain: list[int] = field(default_factory=lambda: [UNKNOWN])  # the word of each spelling
-    times: list[int] = field(default_factory=lambda: [0])  # how often each spelling was read
+    plain: list[int] = field(default_factory=lambda: [UNKNOWN])  # number of the word of each spelling
+    times: list[int] = field(default_factory=lambda: [0])  # frequency of each spelling
 
     def add(self, words: pa.DictionaryArray) -> NDArray[np.int32]:
-        """Return the spelling numbers of words, after adding new spellings."""
-        found = []
+        """Add new spellings and return the spelling number of each word."""
+        numbers = []
         indices = words.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         times = np.bincount(indices, minlength=len(words.dictionary)).tolist()
         for spelling, count in zip(words.dictionary.to_pylist(), times, strict=True):
@@ -184,8 +186,8 @@ class Words:
                 self.plain.append(self._word(spelling.lower().replace("’", "'")))
                 self.times.append(0)
             self.times[number] += count
-            found.append(number)
-        return np.array(found, np.int32)[indices]
+            numbers.append(number)
+        return np.array(numbers, np.int32)[indices]
 
     def as_written(self) -> list[str]:
         """Return the most frequent spelling of every word."""
@@ -205,21 +207,22 @@ class Words:
         return number
 
     def find(self, text: str) -> int:
+        """Return the number of a word in lower case."""
         return self._numbers.get(text, UNKNOWN)
 
 
 class PrefixWords(NamedTuple):
-    """The words of many prefixes, concatenated. A tuple, because compiled code reads it."""
+    """The words of many prefixes, concatenated. It is a tuple so that compiled code can read it."""
 
     words: NDArray[np.int32]  # [all words]
     offsets: NDArray[np.int64]  # [prefixes + 1]
-    last: NDArray[np.int32]  # [prefixes]: spelling of the last word, cut at the end of the prefix
+    last: NDArray[np.int32]  # [prefixes]: spelling of the last word up to the end of the prefix
     whole: NDArray[np.int32]  # [prefixes]: spelling of the complete last word
-    opens: NDArray[np.bool_]  # [prefixes]: whether it ends with an opening quotation mark
-    tokens: NDArray[np.int32]  # [prefixes]: the last token; -1 for BOS alone
-    following: NDArray[np.int32]  # [prefixes]: the next token; -1 at the end of a sentence
+    opens: NDArray[np.bool_]  # [prefixes]: whether the prefix ends with an opening quotation mark
+    tokens: NDArray[np.int32]  # [prefixes]: last token, -1 for BOS alone
+    following: NDArray[np.int32]  # [prefixes]: next token, -1 at the end of a sentence
     goes_on: NDArray[np.bool_]  # [prefixes]: whether the next character of the text belongs to the last word
-    documents: NDArray[np.int64]  # [prefixes]: equal for sentences of one paragraph (.txt) or record
+    documents: NDArray[np.int64]  # [prefixes]: number of the paragraph (.txt) or record
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -240,7 +243,7 @@ class PrefixWords(NamedTuple):
 def read_prefix_words(
     index: Index, sentences: NDArray[np.int64], positions: NDArray[np.int64], words: Words
 ) -> PrefixWords:
-    """Return the words of prefixes, in the given order. Position -1 (BOS alone) has no words."""
+    """Return the words of prefixes in the given order. Position -1 (BOS alone) has no words."""
     order = np.lexsort((positions, sentences))
     parts = list(_read_sorted(index, sentences[order], positions[order], words))
     lengths, numbers, *each = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -262,38 +265,38 @@ def _read_sorted(
     query = _QUERY.format(corpus=reader_of(index.path("corpus")))
     with closing(open_database(os.cpu_count() or 1)) as database:
         for first in range(0, len(sentences), _ROWS_AT_ONCE):
-            own = slice(first, first + _ROWS_AT_ONCE)
-            rows = np.arange(len(sentences[own]))
-            prefixes = pa.table({"row": rows, "sentence": sentences[own], "position": positions[own]})
+            chunk = slice(first, first + _ROWS_AT_ONCE)
+            rows = np.arange(len(sentences[chunk]))
+            prefixes = pa.table({"row": rows, "sentence": sentences[chunk], "position": positions[chunk]})
             database.register("prefixes", prefixes)
             parameters = {
-                "first": int(sentences[own][0]),
-                "last": int(sentences[own][-1]),
+                "first": int(sentences[chunk][0]),
+                "last": int(sentences[chunk][-1]),
                 "word": WORD,
                 "opening": _OPENING,
                 "inside": _INSIDE,
                 "rest": _REST,
             }
-            found = database.sql(query, params=parameters).to_arrow_table().combine_chunks()
-            yield _number_words(found, words)
+            yield _number_words(database.sql(query, params=parameters).to_arrow_table().combine_chunks(), words)
 
 
-def _number_words(found: pa.Table, words: Words) -> tuple[NDArray[Any], ...]:
-    lists = found.column("words").combine_chunks()
+def _number_words(table: pa.Table, words: Words) -> tuple[NDArray[Any], ...]:
+    """Return the columns of PrefixWords for the result of _QUERY."""
+    lists = table.column("words").combine_chunks()
     flat = lists.flatten().dictionary_encode()
     spelling = words.add(flat)
     lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     ends = np.cumsum(lengths)
     last = np.zeros(len(lengths), np.int32)
     last[lengths > 0] = spelling[ends[lengths > 0] - 1]
-    opens = found.column("opens").fill_null(False).to_numpy(zero_copy_only=False).astype(np.bool_)
+    opens = table.column("opens").fill_null(False).to_numpy(zero_copy_only=False).astype(np.bool_)
     whole = last.copy()
-    rests = found.column("rest").fill_null("").to_pylist()
+    rests = table.column("rest").fill_null("").to_pylist()
     broken = [row for row, rest in enumerate(rests) if rest and last[row]]
     completed = [words.spellings[last[row]] + rests[row] for row in broken]
     whole[broken] = words.add(pa.array(completed, pa.string()).dictionary_encode())
-    goes_on = found.column("goes_on").fill_null(False).to_numpy(zero_copy_only=False).astype(np.bool_)
-    tokens, following, documents = (found.column(name).to_numpy() for name in ("token", "following", "document"))
+    goes_on = table.column("goes_on").fill_null(False).to_numpy(zero_copy_only=False).astype(np.bool_)
+    tokens, following, documents = (table.column(name).to_numpy() for name in ("token", "following", "document"))
     return (
         lengths,
         np.asarray(words.plain, np.int32)[spelling],
@@ -317,17 +320,17 @@ FROM {corpus} WHERE (sentence // $1) % $2 = $3
 
 @dataclass(frozen=True, eq=False)
 class MatchedPlaces:
-    """Matched prefixes. Those of token t have the rows offsets[slots[t]] to offsets[slots[t] + 1]."""
+    """Matched prefixes. Rows offsets[slots[t]] to offsets[slots[t] + 1] end with token t."""
 
     sentences: NDArray[np.int64]
     positions: NDArray[np.int64]
-    slots: NDArray[np.int32]  # [vocabulary]: -1 for a token that ends no trigger
+    slots: NDArray[np.int32]  # [vocabulary]: number of the token among those that end triggers, -1 for other tokens
     offsets: NDArray[np.int64]  # [slots + 1]: first row of each token's samples
-    middles: NDArray[np.int64]  # [slots]: start of the token's second sample
+    middles: NDArray[np.int64]  # [slots]: first row of the token's second sample
 
 
 def draw_matched(index: Index, multiplicity: NDArray[np.int64], seed: int) -> MatchedPlaces:
-    """Draw two samples of prefixes per token.
+    """Draw two samples of prefixes for each token that ends a trigger.
 
     `multiplicity` [vocabulary] is the largest number of triggers of one memory that end with each token, 0 for none.
     """
@@ -341,19 +344,19 @@ def draw_matched(index: Index, multiplicity: NDArray[np.int64], seed: int) -> Ma
     order = _spread(token, document, _noise(sentence, position, seed))
     token, sentence, position = token[order], sentence[order], position[order]
     slots = np.full(len(multiplicity), -1, np.int32)
-    wanted = np.flatnonzero(multiplicity)
-    slots[wanted] = np.arange(len(wanted), dtype=np.int32)
-    begins = np.searchsorted(token, wanted)
-    there = np.searchsorted(token, wanted, side="right") - begins
-    sizes = np.minimum(np.clip(2 * multiplicity[wanted], LEAST, MOST), (there + 1) // 2)
-    taken = np.minimum(2 * sizes, there)
-    offsets = np.concatenate([[0], np.cumsum(taken)]).astype(np.int64)
-    source = np.repeat(begins - offsets[:-1], taken) + np.arange(offsets[-1])
+    tokens = np.flatnonzero(multiplicity)
+    slots[tokens] = np.arange(len(tokens), dtype=np.int32)
+    begins = np.searchsorted(token, tokens)
+    available = np.searchsorted(token, tokens, side="right") - begins
+    sizes = np.minimum(np.clip(2 * multiplicity[tokens], LEAST, MOST), (available + 1) // 2)
+    counts = np.minimum(2 * sizes, available)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    source = np.repeat(begins - offsets[:-1], counts) + np.arange(offsets[-1])
     return MatchedPlaces(sentence[source], position[source], slots, offsets, offsets[:-1] + sizes)
 
 
 def _noise(sentence: NDArray[np.int64], position: NDArray[np.int64], seed: int) -> NDArray[np.uint64]:
-    """Return a random number per position that depends only on position and seed (SplitMix64)."""
+    """Return a random number for each position that depends only on the position and the seed (SplitMix64)."""
     start = np.uint64((2 * seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
     x = (sentence.astype(np.uint64) << np.uint64(24)) + position.astype(np.uint64) + start
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -362,7 +365,7 @@ def _noise(sentence: NDArray[np.int64], position: NDArray[np.int64], seed: int) 
 
 
 def _spread(token: NDArray[np.int64], document: NDArray[np.int64], noise: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Order by token. Within a token, take one random prefix of every document, then a second one, and so on."""
+    """Return an order by token. Within a token, one random prefix of each document comes first, then a second one."""
     order = np.lexsort((noise, document, token))
     begins = np.concatenate([[True], (np.diff(token[order]) != 0) | (np.diff(document[order]) != 0)])[: len(order)]
     turn = np.arange(len(order)) - np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))

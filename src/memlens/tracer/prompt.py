@@ -1,8 +1,8 @@
-"""Check the arguments of live commands: model, prompt, position, token and counts.
+"""Read and check the arguments of live commands: model, prompt, position, token and counts.
 
-Attention is causal: tokens after the traced position have no effect and are not fed. Positions count the prompt's
-tokens from 0 without BOS. Negative positions count from the end; -1 is the last token. BOS
-is fed if and only if the checkpoint's tokenizer puts it before a text.
+Positions count the prompt's tokens from 0, without BOS. Negative positions count from the end, so -1 is the last token.
+Attention is causal: tokens after the traced position have no effect, so the model does not read them. It reads BOS
+first if the checkpoint's tokenizer puts BOS before a text.
 """
 
 import math
@@ -23,12 +23,12 @@ from memlens.settings import HUB
 from memlens.tracer.intervention import short
 from memlens.tracer.result import check_index
 
-_MOST = 1000  # maximum length of a list of tokens or memories
+_MOST = 1000  # maximum number of tokens or memories in a list
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """The tokens of a text, and the BOS token that is fed before them, if any."""
+    """The tokens of a text, and the BOS token before them, if any."""
 
     text: str
     tokens: tuple[int, ...]
@@ -41,35 +41,35 @@ class Prompt:
 
     @property
     def shift(self) -> int:
-        """The index of position 0 in the fed tensor: 1 with BOS, otherwise 0."""
+        """The index of position 0 in the model's input: 1 with BOS, otherwise 0."""
         return 0 if self.bos is None else 1
 
     def fed(self, position: int | None = None) -> Tensor:
-        """Return the tensor [1, pos] that is fed, up to a position or in full."""
+        """Return the model's input [1, pos], up to a position or in full."""
         tokens = self.tokens if position is None else self.tokens[: position + 1]
         return torch.tensor([[*([] if self.bos is None else [self.bos]), *tokens]])
 
     def place(self, position: int) -> int:
-        """Return a position as a number from 0. Raises SettingError if the prompt does not have it."""
+        """Return a position as a number from 0. Raises SettingError if the prompt does not have this position."""
         count = len(self.tokens)
         if not -count <= position < count:
-            advice = f"give 0 to {count - 1}, or -1 for the last"
+            advice = f"use 0 to {count - 1}, or -1 for the last"
             raise SettingError(f"position {position} is not in the prompt of {count} tokens; {advice}")
         return int(position) % count
 
 
 def read_prompt(model: MemoryModel, text: str, room: int = 0) -> Prompt:
-    """Tokenize a prompt. Raises SettingError if it is empty or leaves fewer than `room` tokens of context."""
+    """Tokenize a prompt. Raises SettingError if it is empty or if fewer than `room` tokens of context remain."""
     tokenizer = model.tokenizer
     try:
         encoded = tokenizer.encode([text])[0]
     except CorpusError as error:
         if isinstance(error.__cause__, TypeError | UnicodeError):
             raise SettingError(f"the prompt {short(text)} is not valid Unicode; write it in UTF-8") from error
-        raise  # the tokenizer failed for another reason
+        raise
     tokens = tuple(encoded.ids)
     if not tokens:
-        raise SettingError(f"the prompt {text[:40]!r} has no tokens; give at least one word")
+        raise SettingError(f"the prompt {text[:40]!r} has no tokens; use at least one word")
     if max(tokens) >= model.vocabulary:
         raise ModelError(
             f"the tokenizer produced token {max(tokens)}, but {model.name} has only {model.vocabulary} tokens; "
@@ -87,7 +87,7 @@ def read_prompt(model: MemoryModel, text: str, room: int = 0) -> Prompt:
 
 
 def read_token(model: MemoryModel, token: str | int) -> int:
-    """Return the id of a token, given as text or number. Raises UnknownName if the model does not have it."""
+    """Return the id of a token from its text or id. Raises UnknownName if the model does not have this token."""
     if isinstance(token, str):
         token = model.tokenizer.id_of(token)
     if not 0 <= token < model.vocabulary:
@@ -128,14 +128,14 @@ def open_model(
     device: str = "auto",
     dtype: str | None = None,
 ) -> tuple[MemoryModel, Index | None]:
-    """Load a model and open the index that describes its memories, if there is one.
+    """Load a model, and open the index that describes its memories, if any.
 
     Args:
         model: A model, or an index whose model is loaded.
-        index: An index of the model; None for none, or for `model` itself if it is an index.
-        where: The new location of an index's model, if it has moved.
+        index: An index of the model. If it is None and `model` is an index, that index is used.
+        where: The current location of the index's model, if it has moved.
         device: The device.
-        dtype: The weight dtype; None for the index's dtype, or float32 without an index.
+        dtype: The weight dtype. None for the dtype of the index, or float32 without an index.
 
     Raises:
         SettingError: `where` or `dtype` does not apply.
@@ -145,9 +145,7 @@ def open_model(
     own_index = _as_index(model)
     if own_index is None:
         if where is not None:
-            raise SettingError(
-                f"--model gives the location of an index's model, but {model} is not an index; leave it out"
-            )
+            raise SettingError(f"--model is for the model of an index, but {model} is not an index; leave it out")
         loaded = load(model, device=device, dtype=dtype or "float32")
     else:
         _check_dtype(own_index, dtype)

@@ -1,9 +1,9 @@
-"""Records of a trace with their HTML tables, and descriptions of the memories in them.
+"""Records of traces, their HTML tables, and descriptions of the memories in them.
 
-Records are the same in Python, in `--json` and in the workbench. A memory is described by the top and bottom tokens of
-its value and, if there is an index, by its best trigger and its patterns. Tokens are looked up in the index's values
-table if it uses the model's default reading and the value has not been changed. All other values are read through the
-lens in one matrix product.
+The records are the same in Python, in `--json` and in the workbench. A memory is described by the top and bottom tokens
+of its value and, with an index, by its best trigger and its patterns. The tokens are read from the values table of the
+index if this table has the model's default reading and the value has not been changed. All other values are read
+through the lens in one matrix product.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:  # the workbench uses these records for its schema, and lookup
     from memlens.tracer.attribution import Attribution
 
 _TRIGGER_CHARACTERS = 60  # characters shown from the end of a trigger
-_COMPARED = 16  # number of values to compare to recognize an index of another model
-_SAME_NORM = 1e-4  # relative tolerance; a value with a larger difference in norm has been changed
-_VALUES_AT_ONCE = 1024  # number of values to score at once, which bounds memory
+_COMPARED = 16  # number of values that are compared to detect an index of another model
+_SAME_NORM = 1e-4  # relative tolerance for the norm of an unchanged value
+_VALUES_AT_ONCE = 1024  # maximum number of values to score at once, to limit memory use
 
 
 @dataclass
@@ -38,11 +38,11 @@ class Names:
 
     top: list[int] = field(default_factory=list)  # tokens that the memory's value promotes, strongest first
     bottom: list[int] = field(default_factory=list)
-    triggers: dict[str, str] = field(default_factory=dict)  # end -> last characters of the best trigger
+    triggers: dict[str, str] = field(default_factory=dict)  # end ("top" or "bottom") -> end of the best trigger's text
     patterns: tuple[str, ...] = ()  # patterns of the top triggers
 
     def for_sign(self, coefficient: float) -> Names:
-        """Return the description for a coefficient of this sign. A negative coefficient swaps top and bottom."""
+        """Return the description for a coefficient of this sign. A negative sign swaps top and bottom."""
         if coefficient >= 0:
             return self
         swapped = {"bottom" if end == "top" else "top": text for end, text in self.triggers.items()}
@@ -50,16 +50,16 @@ class Names:
 
 
 def check_index(model: MemoryModel, index: Index) -> None:
-    """Raise ModelError if the index cannot belong to this model, allowing for a few changed values."""
-    for why in _differences(model, index):
-        raise ModelError(f"{index.folder} is not an index of {model.name}: {why}; load the model with the index")
+    """Raise ModelError if the index is of another model. A few changed values are allowed."""
+    for difference in _differences(model, index):
+        raise ModelError(f"{index.folder} is not an index of {model.name}: {difference}; load the model with the index")
 
 
 def _differences(model: MemoryModel, index: Index) -> Iterator[str]:
     for name in ("family", "width", "vocabulary"):
         indexed, loaded = getattr(index.manifest.model, name), getattr(model, name)
         if indexed is not None and indexed != loaded:
-            yield f"{name} {indexed}, not {loaded}"
+            yield f"its {name} is {indexed}, not {loaded}"
     for layer in index.layers:
         if layer >= len(model.layers) or model.layers[layer].shape != index.names.layers[layer]:
             yield f"layer {layer} differs"
@@ -68,12 +68,12 @@ def _differences(model: MemoryModel, index: Index) -> Iterator[str]:
 
 
 def _has_values_of(index: Index, model: MemoryModel) -> bool:
-    """Return True if at least half of the first values have the norms in the index, up to differences of dtype."""
+    """Return True if at least half of the first values have the norms that the index lists, within 2%."""
     layer = index.layers[0]
     rows = index.sql("SELECT memory, norm FROM {values} WHERE layer = $1 AND memory < $2", [layer, _COMPARED])
     values = model.layers[layer].values_of([row["memory"] for row in rows])
-    alike = [_has_norm(value, row["norm"], 0.02) for value, row in zip(values, rows, strict=True)]
-    return 2 * sum(alike) >= len(alike)
+    is_same = [_has_norm(value, row["norm"], 0.02) for value, row in zip(values, rows, strict=True)]
+    return 2 * sum(is_same) >= len(is_same)
 
 
 def name_memories(
@@ -109,7 +109,7 @@ def _read_values_(names: dict[MemoryId, Names], memories: list[MemoryId], top: i
         order.extend(of_layer)
     vectors = torch.cat(parts)
     with thread_pool() as pool:
-        for first in range(0, len(order), _VALUES_AT_ONCE):  # nearly always a single iteration
+        for first in range(0, len(order), _VALUES_AT_ONCE):
             block = slice(first, first + _VALUES_AT_ONCE)
             scores = model.lens.folded_scores(vectors[block]).to("cpu", torch.float32).contiguous().numpy()
             ends = find_ends(scores, min(top, model.vocabulary), pool)
@@ -128,7 +128,10 @@ def _has_usable_lists(index: Index, model: MemoryModel, top: int) -> bool:
 def _look_up_values_(
     names: dict[MemoryId, Names], memories: list[MemoryId], top: int, index: Index, model: MemoryModel
 ) -> set[MemoryId]:
-    """Look up tokens and return the memories that have them. Skips memories with changed values, as in `trying`."""
+    """Fill in tokens from the index and return the memories that were filled in.
+
+    Memories whose values were changed, for example by `trying`, are skipped.
+    """
     columns = f"norm, tokens[:{top}] AS tokens, bottom_tokens[:{top}] AS bottom_tokens"
     values = {memory: rows[0] for memory, rows in index.rows_of("values", memories, columns).items() if rows}
     listed: set[MemoryId] = set()
@@ -141,7 +144,7 @@ def _look_up_values_(
 
 
 def _are_unchanged(rows: dict[MemoryId, dict[str, Any]], layer: int, model: MemoryModel) -> list[bool]:
-    """Return whether each value still has the norm in its row and scores the row's top token above the bottom one."""
+    """Return whether each value has the norm in its row and scores the row's top token above its bottom token."""
     import torch
 
     values = model.layers[layer].values_of([model.names.number(memory) for memory in rows])
@@ -195,7 +198,7 @@ class TracedMemory:
 
     memory: MemoryId
     coefficient: float
-    effect: float  # contribution to the traced token's logit, with the scale of the final norm frozen
+    effect: float  # contribution to the logit of the traced token, with the scale of the final norm fixed
     size: float  # |m| * ||v||
     promotes: tuple[Token, ...]
     demotes: tuple[Token, ...]
@@ -214,7 +217,7 @@ class TextCoefficients:
 
 @dataclass(frozen=True)
 class FiringHit(MemoryHit):
-    """A memory that is active on the text, at the position where its relative coefficient is largest."""
+    """A memory that is active on the text, shown at the position of its largest relative coefficient."""
 
     coefficient: float
     position: int
@@ -230,25 +233,25 @@ class FiringResult:
     text: str
     tokens: tuple[str, ...]
     prediction: Token  # the predicted next token, whose logit the effects refer to
-    order: str
+    order: str  # one of FIRING_ORDERS
     total: int  # number of active memories
     found: tuple[FiringHit, ...]
 
     @property
     def note(self) -> str:
-        return f"effects are on the logit of {self.prediction.text!r}, predicted after the text"
+        return f"effects refer to the logit of {self.prediction.text!r}, the token that is predicted after the text"
 
 
 @dataclass(frozen=True)
 class LayerTrace:
-    """One layer at the traced position. r and o are read through the final norm, and y like a value."""
+    """One layer at the traced position. r and o are read through the final norm, and y is read like a value."""
 
     layer: int
     residual: tuple[TokenShare, ...]  # top tokens of r
     ffn: tuple[TokenShare, ...]  # top tokens of y
     output: tuple[TokenShare, ...]  # top tokens of o
     p: float  # probability of the traced token in o
-    case: str  # case of Figure 11
+    case: str  # one of the cases of Figure 11: residual, ffn, agreement, composition or reversal
     by_effect: tuple[TracedMemory, ...]  # active memories, largest |effect| first
     by_size: tuple[TracedMemory, ...]  # active memories, largest |m| * ||v|| first
     attention: float  # contribution of attention and its biases to the traced token's logit
@@ -260,8 +263,9 @@ class LayerTrace:
 class Trace:
     """One position of a prompt, with the logit of one token as a sum of parts.
 
-    The logit is the model's, before any soft-capping. For an adaptive softmax it is the word's score, plus the score of
-    the word's cluster if it is not in the head. This is log p without the normalizers of head and cluster.
+    The logit is the model's logit before soft-capping. For an adaptive softmax, it is the score of the word, plus the
+    score of the word's cluster if the word is not in the head. This is log p without the normalizers of the head and of
+    the cluster.
     """
 
     model: str
@@ -269,26 +273,26 @@ class Trace:
     prefix: tuple[Token, ...]  # the prompt's tokens up to the traced position
     position: int
     token: TokenShare  # the traced token
-    rank: int  # 1 + number of tokens that are more likely
+    rank: int  # 1 + the number of tokens that are more likely
     prediction: TokenShare  # the most likely token
-    settled: int  # the first layer with top(o) equal to the prediction in it and in all later layers
-    logit: float  # logit of the traced token, minus the logit of `against` if given
-    parts: dict[str, float]  # embedding, attention, memories, block biases and output biases, which sum to the logit
+    settled: int  # the first layer from which on top(o) is the prediction in every layer
+    logit: float  # logit of the traced token, minus the logit of `against` if there is one
+    parts: dict[str, float]  # embedding, attention, memories, block biases and output biases; they sum to the logit
     embedding: float  # contribution of the input embedding
     constant: float  # contribution of the biases of the final norm and output embedding
     layers: tuple[LayerTrace, ...]
     text: str = ""  # the prompt up to the traced position
-    logit_is: str = PLAIN_LOGIT  # name of the sum of the parts, which depends on the kind of output embedding
+    logit_is: str = PLAIN_LOGIT  # description of the sum of the parts; depends on the kind of output embedding
     against: TokenShare | None = None  # the second token, if the parts sum to a difference of two logits
 
     @property
     def is_plain_logit(self) -> bool:
-        """True if the parts sum to the model's own logit."""
+        """Whether the parts sum to the model's own logit."""
         return self.logit_is == PLAIN_LOGIT
 
     @property
     def logit_name(self) -> str:
-        """The word for `logit`: "score" if the model does not compare this number between all tokens."""
+        """The name of `logit`. It is "score" if the numbers of different tokens cannot be compared."""
         word = "logit" if self.logit_is.startswith(PLAIN_LOGIT) else "score"
         return word if self.against is None else f"{word} difference"
 
@@ -314,7 +318,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class InterventionEffect:
-    """Traces of one position without and with edits. Both follow the same token."""
+    """Traces of one position without and with edits. Both traces follow the same token."""
 
     intervention: Intervention
     before: Trace
@@ -339,9 +343,9 @@ class InterventionEffect:
 
 
 _TOKENS, _MEMORIES, _TEXT = 3, 3, 60
-# isolate the text, so that characters for right-to-left writing do not affect the text around it
+# isolate the text, so that right-to-left characters do not affect the surrounding text
 _CODE = '<code style="white-space:pre;unicode-bidi:isolate">{}</code>'
-# a <caption> would wrap at the width of the table, which may be narrow
+# use a <div>, because a <caption> would wrap at the width of a narrow table
 _TABLE = (
     '<div style="margin:0.5em 0">{}</div><table style="text-align:left;border-spacing:1em 0.2em"><tr>{}</tr>{}</table>'
 )
@@ -397,18 +401,19 @@ def _layer(layer: LayerTrace, settles: bool) -> str:
 
 
 def _memories(memories: Sequence[TracedMemory], logit_name: str) -> str:
-    is_known = any(_known(memory) for memory in memories)
-    head = _head("memory", "m", "effect", "promotes", "demotes", *(["known as"] if is_known else []))
+    has_names = any(_known_as(memory) for memory in memories)
+    head = _head("memory", "m", "effect", "promotes", "demotes", *(["known as"] if has_names else []))
     rows = "".join(
         f"<tr><td>{memory.memory}</td><td>{memory.coefficient:.3g}</td><td>{memory.effect:+.3f}</td>"
         f"<td>{_tokens(memory.promotes)}</td><td>{_tokens(memory.demotes)}</td>"
-        + (f"<td>{escape(_known(memory))}</td></tr>" if is_known else "</tr>")
+        + (f"<td>{escape(_known_as(memory))}</td></tr>" if has_names else "</tr>")
         for memory in memories
     )
     return _TABLE.format(f"memories by their effect on the {logit_name}", head, rows)
 
 
-def _known(memory: TracedMemory) -> str:
+def _known_as(memory: TracedMemory) -> str:
+    """Return the patterns of a memory, or its trigger if it has no patterns."""
     return "; ".join(memory.patterns) or memory.trigger or ""
 
 
@@ -422,9 +427,9 @@ def _share(share: TokenShare) -> str:
 
 def _hover(memory: TracedMemory) -> str:
     """Return the tooltip of a memory."""
-    known = f"{_known(memory)}; " if _known(memory) else ""
-    words = ", ".join(repr(visible(token.text)) for token in memory.promotes[:_TOKENS])
-    return escape(f"{known}m {memory.coefficient:.3g}; promotes {words}")
+    name = f"{_known_as(memory)}; " if _known_as(memory) else ""
+    tokens = ", ".join(repr(visible(token.text)) for token in memory.promotes[:_TOKENS])
+    return escape(f"{name}m {memory.coefficient:.3g}; promotes {tokens}")
 
 
 def _tokens(tokens: Iterable[Token]) -> str:
