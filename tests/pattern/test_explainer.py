@@ -122,7 +122,7 @@ def test_nonsense_is_refused_before_anything_is_sent(index: Index) -> None:
     for address in ("localhost", "http://[half", "http://host:port/v1", "http://:80"):
         with pytest.raises(SettingError, match="give an address"):
             Explainer(address)
-    with pytest.raises(SettingError, match="is it running"):
+    with pytest.raises(SettingError, match="check that it is running"):
         Explainer("http://127.0.0.1:9").ask("hello")
     with pytest.raises(SettingError, match="at least 3"):
         propose(index, "L0N1", Explainer("http://127.0.0.1:9"))

@@ -51,7 +51,7 @@ def test_the_share_at_the_stronger_end_is_noted_beside_that_at_the_top(index: In
     for end in ("top", "bottom", "stronger"):  # at the bottom coefficients are twice as large here
         assert ends[end]["memories"] == MEMORIES
         assert ends[end]["patterned"] == pytest.approx(2 / 6) and ends[end]["covered"] == pytest.approx(2 / 6)
-    assert "most negative ones 33.3% of memories" in describe_ends(noted)[0]
+    assert "most negative coefficients: 33.3% of memories have a pattern" in describe_ends(noted)[0]
 
 
 def test_the_table_of_the_upper_end_is_the_same_with_and_without_a_lower_one(index: Index, tmp_path: Path) -> None:
