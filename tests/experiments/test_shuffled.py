@@ -89,7 +89,9 @@ def test_a_claimed_share_is_compared_by_its_distance() -> None:
 def test_a_text_that_is_too_short_shows_nothing() -> None:
     """Semantic patterns were found in no network on 10,000 tokens, and the verdict was "same as shuffled network"."""
     compared = compare_with_shuffled(claim(), judged(), networks(0.0, 0.0, 0.0, 0.0))
-    assert compared.verdict == UNCLEAR and compared.reason.endswith("this text of 10,000 tokens is too short to show the claim.")
+    assert compared.verdict == UNCLEAR and compared.reason.endswith(
+        "this text of 10,000 tokens is too short to show the claim."
+    )
     assert compare_with_shuffled(claim(), judged(), networks(0.03, 0.03, 0.03, 0.03)).verdict == SAME
     assert compare_with_shuffled(claim(-1), judged(), networks(0.03, 0.03, 0.03, 0.03)).verdict == UNCLEAR
 

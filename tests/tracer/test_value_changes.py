@@ -121,5 +121,5 @@ def test_wrong_changes_are_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         ValueChange.towards(model, *given)
-    with pytest.raises(SettingError, match="no prompts are given"):
+    with pytest.raises(SettingError, match="there are no prompts"):
         side_effects(model, [], [])

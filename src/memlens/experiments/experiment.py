@@ -196,8 +196,8 @@ class JudgedClaim:
 def compare_with_shuffled(claim: Claim, judged: Judgement, rows: Sequence[Row]) -> Judgement:
     """Compare a claim with shuffled networks. `rows` are the rows of the table SHUFFLED for this claim.
 
-    A claim that satisfies its rule appears only if its number exceeds that of the shuffled networks. If it does not, and
-    the trained network shows no difference from 0 on the text of the comparison, this text is too short to tell.
+    A claim that satisfies its rule appears only if its number exceeds that of the shuffled networks. If it does not,
+    and the trained network shows no difference from 0 on the text of the comparison, this text is too short to tell.
     """
     estimates = [estimate for row in rows if (estimate := estimate_of(row, "value"))]
     trained = estimate_of(rows[0], "trained", "trained_low", "trained_high") if rows else None

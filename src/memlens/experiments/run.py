@@ -146,11 +146,12 @@ def run_with_edits(
     *,
     seed: int = 0,
     sample: int | None = None,
+    validation: CorpusSettings | None = None,
+    stop_words: str | None = None,
     progress: Progress = no_progress,
     skipped: Callable[[str, str], None] | None = None,
-    **options: Any,
 ) -> dict[str, pa.Table]:
-    """Compute experiments on prefixes while the model runs with edited coefficients, and write nothing.
+    """Compute experiments on prefixes while the model runs with edited coefficients. Nothing is written.
 
     Args:
         index: The index.
@@ -158,10 +159,11 @@ def run_with_edits(
         edits: Edits at all positions, such as a saved circuit.
         model: The scanned model or its location.
         seed: Seed of all random draws.
-        sample: Number of prefixes; None for the default.
+        sample: Number of prefixes. None for the default.
+        validation: Corpus to draw prefixes from. None draws them from the scanned corpus.
+        stop_words: Language of the stop words, or "frequent". None for the default.
         progress: Called with stage, done and total.
         skipped: Called with name and reason for each experiment that `all` leaves out.
-        options: Options of the pass over prefixes.
 
     Raises:
         SettingError: A named experiment does not run the model on prefixes, or an edit names positions.
@@ -170,22 +172,23 @@ def run_with_edits(
     from memlens.experiments.prefix_pass import run_prefixes
     from memlens.tracer.intervene import apply_edits
 
-    asked = [names] if isinstance(names, str) else list(names)
-    chosen = find_experiments(asked)
-    for experiment in [one for one in chosen if not one.on_prefixes]:
-        if experiment.name in asked:
-            known = ", ".join(one.name for one in EXPERIMENTS.values() if one.on_prefixes)
-            raise SettingError(f"--file has no effect on {experiment.name}; use it with {known}")
-        if skipped is not None:
+    requested = [names] if isinstance(names, str) else list(names)
+    on_prefixes = []
+    for experiment in find_experiments(requested):
+        if experiment.on_prefixes:
+            on_prefixes.append(experiment)
+        elif experiment.name in requested:
+            others = ", ".join(other.name for other in EXPERIMENTS.values() if other.on_prefixes)
+            raise SettingError(f"--file has no effect on {experiment.name}; use it with {others}")
+        elif skipped is not None:
             skipped(experiment.name, "it does not run the model on prefixes")
-    chosen = _possible(index, [one for one in chosen if one.on_prefixes], asked, skipped)
-    _refuse_unused(chosen, options)
-    loaded = index.load_model(model)
+    experiments = _supported(index, on_prefixes, requested, skipped)
+    loaded, stops = index.load_model(model), stop_words or STOP_WORDS
     with apply_edits(loaded, edits):
-        seen = run_prefixes(index, loaded, sample or SAMPLE, seed, progress=progress, **options)
+        prefixes = run_prefixes(index, loaded, sample or SAMPLE, seed, validation, stops, progress)
     return {
-        table.name: pa.Table.from_pylist(table.compute(seen, seed), table.schema)
-        for experiment in chosen
+        table.name: pa.Table.from_pylist(table.compute(prefixes, seed), table.schema)
+        for experiment in experiments
         for table in experiment.tables
     }
 

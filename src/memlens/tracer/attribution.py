@@ -1,22 +1,23 @@
 """Attribution: how much of a token's probability p each memory accounts for.
 
-Silencing (exact). Set memory i to 0 and run the model again. Many copies of the prompt run as one batch, each with a
-different memory silenced:
+Silencing is exact. Set the coefficient of memory i to 0 and run the model again. Many copies of the prompt run as one
+batch, each with a different memory silenced:
 
     effect_i = p - p(m_i = 0)
 
-Integrated gradients (all memories of a layer at once; Sundararajan, Taly and Yan 2017, https://arxiv.org/abs/1703.01365)
-along the straight path from 0 to the layer's coefficients m:
+Integrated gradients give the effects of all memories of a layer at once (Sundararajan, Taly and Yan 2017,
+https://arxiv.org/abs/1703.01365). The gradients are integrated along the straight path from 0 to the layer's
+coefficients m:
 
     effect_i = sum over positions of  m_i * integral over a in [0, 1] of  dp/dm_i at a m
 
-1. Take Gauss-Legendre nodes a_k and weights w_k. On a smooth path they need far fewer steps than equal ones.
+1. Take Gauss-Legendre nodes a_k and weights w_k. On a smooth path, they need far fewer steps than equidistant nodes.
 2. Run the model with the layer's coefficients a_k m, and compute the gradient of p with respect to them.
 3. Sum w_k m_i dp/dm_i.
 
-By completeness, the effects of a layer sum to p - p(all memories of the layer silenced), up to the error of step 1.
-This error is measured and reported for every layer as `gaps`. If a post-norm follows the block (Gemma 2, OLMo 2), p
-changes almost only close to 0, because the norm undoes the scaling. If the gap is large, take more steps or use
+The effects of a layer sum to p - p(all memories of the layer silenced), up to the error of the numeric integral. This
+error is measured for every layer and reported as `gaps`. If a post-norm follows the block (Gemma 2, OLMo 2), almost all
+of the change of p is close to a = 0, because the norm undoes the scaling. If the gap is large, take more steps or use
 silence_each.
 """
 
@@ -41,7 +42,7 @@ from memlens.tracer.result import Token, attribution_html
 from memlens.tracer.trace import check_finite
 
 _BATCH_TOKENS = 2048
-_BATCH_SCORES = 2**25  # maximum number of vocabulary scores of a batch, which bounds memory
+_BATCH_SCORES = 2**25  # maximum number of vocabulary scores in a batch, to limit memory use
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,11 @@ class Attribution:
     p: float  # probability of the token without edits
     method: str  # "exact" or "integrated"
     effects: dict[MemoryId, float]  # the part of p that each memory accounts for
-    gaps: dict[int, float] = field(default_factory=dict)  # "integrated" only: layer -> sum of effects - exact sum
+    gaps: dict[int, float] = field(default_factory=dict)  # by layer: sum of effects minus exact sum ("integrated")
 
     @property
     def gap(self) -> float:
-        """The largest gap of a layer with its sign, or 0 for "exact". Effects smaller than the gap are not reliable."""
+        """The largest gap of any layer, with its sign. It is 0 for "exact". Effects below the gap are not reliable."""
         return max(self.gaps.values(), key=abs, default=0.0)
 
     def strongest(self, count: int = 10) -> list[tuple[MemoryId, float]]:
@@ -70,9 +71,9 @@ class Attribution:
         return plain(self) | {"effects": effects, "gaps": {str(layer): gap for layer, gap in self.gaps.items()}}
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{memory} {effect:+.3g}" for memory, effect in self.strongest(3))
+        strongest = ", ".join(f"{memory} {effect:+.3g}" for memory, effect in self.strongest(3))
         method = f"{self.method}, gap {self.gap:+.2g}" if self.gaps else self.method
-        return f"<Attribution ({method}) of {self.token.text!r}, p {self.p:.3g}: {shown}, ...>"
+        return f"<Attribution ({method}) of {self.token.text!r}, p {self.p:.3g}: {strongest}, ...>"
 
     def _repr_html_(self) -> str:
         return attribution_html(self)
@@ -85,15 +86,15 @@ class Question:
     model: MemoryModel
     prompt: Prompt
     token: int
-    fed: Tensor  # [1, pos]
-    rows: Tensor  # [k] indexes into `fed`
+    fed: Tensor  # [1, pos], the model's input
+    rows: Tensor  # [k]: indexes of the edited positions in `fed`
     p: float
 
     @classmethod
     def ask(
         cls, model: MemoryModel, prompt: str, token: str | int | None, position: int, positions: Sequence[int] | None
     ) -> "Question":
-        """Check arguments of `silence_each` and `integrate`, and run the prompt once without edits."""
+        """Check the arguments of `silence_each` and `integrate`, and run the prompt once without edits."""
         checked = read_prompt(model, prompt)
         place = checked.place(position)
         token_id = None if token is None else read_token(model, token)
@@ -105,7 +106,7 @@ class Question:
             problem = (
                 f"positions {edited} all come after position {place}" if edited else "the list of positions is empty"
             )
-            raise SettingError(f"{problem}, so nothing can change; give positions up to {place}")
+            raise SettingError(f"{problem}, so the prediction cannot change; use positions up to {place}")
         p = probabilities(model, fed)[0]
         answer = int(p.argmax()) if token_id is None else token_id
         return cls(model, checked, answer, fed, rows, float(p[answer]))
@@ -148,11 +149,11 @@ def silence_each(
         model: A model, an argument of `load`, or an index.
         prompt: The text.
         memories: Names of memories; None for every memory of `layers`.
-        layers: Whole layers instead of memories; None for all layers.
-        token: The token whose probability is followed; None for the predicted one.
-        position: The position where the prediction is read.
-        positions: The positions where memories are silenced; None for all, including BOS.
-        batch_tokens: Upper bound on the tokens of one forward pass.
+        layers: Whole layers instead of memories. None for all layers.
+        token: The token whose probability is measured. None for the predicted token.
+        position: The position whose prediction is measured.
+        positions: The positions at which memories are silenced. None for all positions, including BOS.
+        batch_tokens: Maximum number of tokens per forward pass.
 
     Returns:
         The effects by memory.
@@ -195,7 +196,7 @@ def _select_memories(
         layers = _select_layers(model, layers)
         return [model.names.name(layer, number) for layer in layers for number in range(model.layers[layer].memories)]
     if layers is not None:
-        raise SettingError("memories and layers are both given; give either memories or whole layers")
+        raise SettingError("both memories and layers are given; use only one of them")
     names = sorted(set(memories_of(memories)))
     if not names:
         raise SettingError("the list of memories is empty; name at least one memory, or leave it out for all memories")
@@ -219,8 +220,8 @@ def silence_one_per_line(memories: list[MemoryId], rows: Tensor) -> dict[int, Ch
     return {layer: partial(change, layer=layer) for layer in {memory.layer for memory in memories}}
 
 
-_MOST_STEPS = 1000  # computing n nodes requires an n x n matrix
-_INTEGRATED_BATCH_TOKENS = 1024  # less than above, because a backward pass keeps all activations
+_MOST_STEPS = 1000  # n nodes are computed from an n x n matrix
+_INTEGRATED_BATCH_TOKENS = 1024  # smaller than _BATCH_TOKENS, because a backward pass keeps all activations
 
 
 def integrate(
@@ -239,12 +240,12 @@ def integrate(
     Args:
         model: A model, an argument of `load`, or an index.
         prompt: The text.
-        layers: The layers; None for all.
-        token: The token whose probability is followed; None for the predicted one.
-        position: The position where the prediction is read.
-        positions: The positions whose coefficients count; None for all, including BOS.
-        steps: Nodes of the integral. More steps make `gaps` smaller.
-        batch_tokens: Upper bound on the tokens of one forward pass.
+        layers: The layers. None for all layers.
+        token: The token whose probability is measured. None for the predicted token.
+        position: The position whose prediction is measured.
+        positions: The positions whose coefficients count. None for all positions, including BOS.
+        steps: Number of nodes of the integral. More steps make `gaps` smaller.
+        batch_tokens: Maximum number of tokens per forward pass.
 
     Returns:
         The effects by memory, with the gap to their exact sum.
@@ -275,7 +276,7 @@ def integrate(
 
 
 def _effect_of_layer(question: Question, layer: int) -> float:
-    """Return p - p(all memories of the layer silenced), the exact sum of the layer's effects."""
+    """Return the exact sum of the layer's effects, p - p(all memories of the layer silenced)."""
 
     def silence(m: Tensor, _group: MemoryGroup) -> Tensor:  # [1, pos, size]
         m = m.clone()
@@ -301,13 +302,13 @@ def _integrate_layer(question: Question, layer: int, m: Tensor, steps: int, batc
 
 
 def _gradient(question: Question, layer: int, m: Tensor, shares: Tensor) -> Tensor:
-    """Return dp/dm [steps, pos, memories] at each multiple of m. Only the rows of the question are scaled."""
+    """Return dp/dm [steps, pos, memories] at each multiple of m. Only the edited positions are scaled."""
     path = m.repeat(len(shares), 1, 1)
     path[:, question.rows] = m[:, question.rows] * shares[:, None, None]
     path.requires_grad_()
     with question.model.edit({layer: lambda _m, group: path[..., group.columns]}):
         p = probabilities(question.model, question.fed.expand(len(shares), -1), gradients=True)
-    # differentiate with respect to the path only, so that the model's parameters get no gradients
+    # autograd.grad with respect to the path leaves the gradients of the model's parameters unchanged
     (gradient,) = torch.autograd.grad(p[:, question.token].sum(), path)
     return gradient
 
@@ -366,7 +367,7 @@ def in_common(
 
 
 def _differences(attributions: list[Attribution]) -> Iterator[str]:
-    """Yield the reasons why the attributions cannot be compared."""
+    """Yield the reasons why attributions cannot be compared."""
     if not attributions:
         yield "no attributions are given; give one for each prompt"
     first = attributions[0]

@@ -1,10 +1,10 @@
-"""Coefficients on a typed text: one memory at every token, or the memories that are most active.
+"""Coefficients on a text: those of one memory at every token, or the memories that are most active.
 
-To rank memories of all layers in one list, each coefficient is divided by the memory's range in the scan:
+To rank the memories of all layers in one list, each coefficient is divided by the memory's range in the scan:
 
     relative = m / max   if m is positive,   m / min   if m is negative
 
-A memory without coefficients of that sign in the scan has no range on that side and is left out.
+A memory that had no coefficients of this sign in the scan is left out.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def fires_on(
         model: An index, or a model together with `index`.
         text: The text.
         index: An index of the model.
-        order: "relative" for the coefficient divided by the memory's range in the scan, "effect" for the effect on the
-            logit of the token that is predicted after the text.
-        layers: The layers; None for all layers of the index.
+        order: "relative" sorts by the coefficient divided by the memory's range in the scan. "effect" sorts by the
+            effect on the logit of the token that is predicted after the text.
+        layers: The layers. None for all layers of the index.
         limit: The largest number of memories.
 
     Returns:
@@ -95,17 +95,17 @@ def fires_on(
     """
     loaded, opened = open_model(model, index)
     if opened is None:
-        raise SettingError("ranking memories needs the range of their coefficients in a scan; name an index")
+        raise SettingError("to rank memories, the range of their coefficients must be known from a scan; name an index")
     return firing_of(TracedPrompt.run(loaded, read_prompt(loaded, text)), opened, order, layers, limit)
 
 
 def firing_of(run: TracedPrompt, index: Index, order: str, layers: Sequence[int] | None, limit: int) -> FiringResult:
-    """Return the most active memories of a prompt that has been run. See fires_on."""
+    """Return the most active memories of a prompt that has already been run. See fires_on."""
     check_top(limit)
     if order not in FIRING_ORDERS:
         raise SettingError(f"--order is '{order}'; choose one of: {', '.join(FIRING_ORDERS)}")
     for layer in layers or ():
-        index.memories(layer)  # raises UnknownName if the index does not have the layer
+        index.memories(layer)  # raises UnknownName if the index lacks the layer
     ranges = _ranges(index)
     final, direction = _predicted(run)
     columns = [_of_layer(run, layer, ranges[layer], direction) for layer in layers or index.layers]
@@ -127,7 +127,7 @@ def firing_of(run: TracedPrompt, index: Index, order: str, layers: Sequence[int]
 
 
 def _ranges(index: Index) -> dict[int, NDArray[np.float32]]:
-    """Return {layer: [2, memories]}, the largest and smallest coefficients in the scan."""
+    """Return the largest and the smallest coefficients in the scan, {layer: [2, memories]}."""
     ranges = {layer: np.zeros((2, index.memories(layer)), np.float32) for layer in index.layers}
     table = index.table("memories", ["layer", "memory", "max", "min"])
     layer, memory, high, low = (table.column(name).to_numpy() for name in ("layer", "memory", "max", "min"))
@@ -148,7 +148,7 @@ def _predicted(run: TracedPrompt) -> tuple[int, Tensor]:
 def _of_layer(
     run: TracedPrompt, layer: int, ranges: NDArray[np.float32], direction: Tensor
 ) -> dict[str, NDArray[np.generic]]:
-    """Return arrays [memories] for a layer, with each memory at the position of its largest relative coefficient."""
+    """Return columns for a layer with one entry per memory, at the position of its largest relative coefficient."""
     m = run.positions.coefficients[layer].cpu().float().numpy()  # [pos, memories]
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(m > 0, m / ranges[0], np.where(m < 0, m / ranges[1], 0))

@@ -1,6 +1,6 @@
-"""Run a model with edited coefficients: traces before and after, continuations, selections of memories.
+"""Run a model with edited coefficients: traces before and after, continuations, and selections of memories.
 
-Positions of an intervention count the prompt's tokens. In the tensor that the model is fed, BOS comes before them.
+The positions of an intervention count the prompt's tokens. In the model's input, BOS may come before them.
 """
 
 import os
@@ -39,18 +39,18 @@ _LARGEST_SEED = 2**63 - 1
 
 @dataclass(frozen=True, eq=False)
 class _GroupEdit:
-    """An edit, restricted to one group of memories."""
+    """The part of an edit that applies to one group of memories."""
 
-    memories: Tensor | None  # [k], memory numbers within the group; None for all
-    rows: tuple[int, ...] | None  # positions of the fed tensor; None for all
+    memories: Tensor | None  # [k]: numbers of memories within the group; None for all
+    rows: tuple[int, ...] | None  # positions in the model's input; None for all
     coefficient: float | None
     factor: float | None
 
     def apply_(self, m: Tensor) -> None:
         """Change m [batch, pos, size] in place."""
-        fed = m.shape[1]
-        # a pass may end before an edited position, which has no effect because attention is causal
-        places = range(fed) if self.rows is None else [row for row in self.rows if row < fed]
+        length = m.shape[1]
+        # the input may end before an edited position, which then has no effect because attention is causal
+        places = range(length) if self.rows is None else [row for row in self.rows if row < length]
         rows = torch.tensor(list(places), device=m.device, dtype=torch.int64)[:, None]
         columns = torch.arange(m.shape[2], device=m.device) if self.memories is None else self.memories
         if self.factor is not None:
@@ -62,9 +62,10 @@ class _GroupEdit:
 def apply_edits(
     model: MemoryModel, intervention: Intervention, prompt: Prompt | None = None
 ) -> AbstractContextManager[None]:
-    """Return a context manager in which the model runs with these edits. Raises if an edit does not fit the model.
+    """Return a context manager in which the model runs with these edits.
 
-    Without a prompt, the model may run on any texts, and edits at single positions are refused.
+    Raises an error if an edit does not fit the model. Without a prompt, the model may run on any texts, and edits of
+    single positions are rejected.
     """
     intervention.check(model)
     edits: dict[ExpertId, list[_GroupEdit]] = {}
@@ -98,7 +99,7 @@ def _by_group(edit: Edit, model: MemoryModel) -> list[tuple[ExpertId, list[int] 
         groups = model.layers[edit.layer].groups
         return [(ExpertId(edit.layer, group.kind, group.expert), None) for group in groups]
     owners = sorted({memory.owner for memory in edit.memories})
-    # a memory that is named twice is scaled once
+    # a set, because a memory that is named twice is scaled only once
     return [(owner, sorted({memory.memory for memory in edit.memories if memory.owner == owner})) for owner in owners]
 
 
@@ -126,9 +127,9 @@ def intervene(
         prompt: The text.
         intervention: An Intervention, or its edits as Edit or text: `["L5N94=0", Edit(layer=3, factor=2.0)]`.
         position: The traced position.
-        token: The token to follow in both traces; None for the one that is predicted without the edits.
+        token: The token to follow in both traces. None for the token that is predicted without the edits.
         top: Number of tokens, and of memories per layer, to list.
-        index: An index of the model. It adds triggers and patterns of memories.
+        index: An index of the model, which adds the triggers and patterns of memories.
         against: A second token. The traces then follow the difference of the two logits.
 
     Returns:
@@ -165,7 +166,7 @@ def effect_of(
     top: int,
     index: Index | None,
 ) -> InterventionEffect:
-    """Compare one position of a prompt that was run without and with the edits."""
+    """Compare one position of a prompt that was run without edits and with edits."""
     before, log_p = without.trace(position, token, against, top, index)
     after, log_q = edited.trace(position, before.token.id, against, top, index)
     changes = before.prediction.id != after.prediction.id
@@ -200,16 +201,16 @@ def generate(
 ) -> Continuation:
     """Continue a prompt by `count` tokens, with or without edits.
 
-    The whole text is run again for every token, so that edits apply at every position exactly as in a trace. An
-    end-of-text token does not stop the continuation.
+    The whole text is run again for every token, so that edits apply at every position as in a trace. An end-of-text
+    token does not end the continuation.
 
     Args:
         model: A model, an argument of `load`, or an index.
         prompt: The text.
         count: Number of tokens.
-        intervention: Edits of coefficients; None for none.
-        temperature: 0 takes the most likely token. Above 0, tokens are sampled.
-        seed: Determines the samples.
+        intervention: Edits of coefficients, or None.
+        temperature: 0 selects the most likely token. Above 0, tokens are sampled.
+        seed: Seed of the samples.
 
     Returns:
         The continuation.
@@ -234,7 +235,7 @@ class Generation(Iterator[TokenShare]):
     def __init__(
         self, model: MemoryModel, prompt: Prompt, count: int, edits: Intervention | None, temperature: float, seed: int
     ) -> None:
-        self._model, self._prompt, self._left, self._edits = model, prompt, count, edits
+        self._model, self._prompt, self._remaining, self._edits = model, prompt, count, edits
         self._temperature, self._random = temperature, torch.Generator().manual_seed(seed)
         self._fed, self._tokens, self._p = prompt.fed(), list[int](), list[float]()
 
@@ -248,7 +249,7 @@ class Generation(Iterator[TokenShare]):
         temperature: float = 0.0,
         seed: int = 0,
     ) -> "Generation":
-        """Check the arguments of generate and return a Generation. Raises before the model runs."""
+        """Check the arguments of `generate` before the model runs, and return a Generation."""
         check_count(count, "the number of tokens")
         if check_number(temperature, "the temperature") < 0:
             raise SettingError(f"the temperature is {temperature}; it must be 0 (greedy) or more")
@@ -261,16 +262,16 @@ class Generation(Iterator[TokenShare]):
         return cls(model, checked, count, edits, float(temperature), int(seed))
 
     def __next__(self) -> TokenShare:
-        if not self._left:
+        if not self._remaining:
             raise StopIteration
-        self._left -= 1
+        self._remaining -= 1
         edits = self._edits
         with nullcontext() if edits is None else apply_edits(self._model, edits, self._prompt):
             logs = log_probabilities(self._model, self._model.run_body(self._fed)[0, -1])  # [vocabulary]
         if self._temperature == 0:
-            token = int((logs == logs.max()).nonzero()[0])  # of equal scores, take the lowest id
+            token = int((logs == logs.max()).nonzero()[0])  # ties go to the lowest id
         else:
-            # subtract the maximum first, so that the best token keeps score 0 at any temperature
+            # subtract the maximum first, so that the best token has score 0 at any temperature
             weights = torch.softmax((logs - logs.max()) / self._temperature, 0)
             token = int(torch.multinomial(weights, 1, generator=self._random))
         self._tokens.append(token)
@@ -286,7 +287,7 @@ class Generation(Iterator[TokenShare]):
 
 
 def _text(model: MemoryModel, prompt: Prompt, tokens: list[int]) -> str:
-    """Return the text of the new tokens after the prompt. Some tokenizers drop a space at the start of a text."""
+    """Return the text of the new tokens. Decoding them alone may lose a space at the start."""
     before = model.tokenizer.decode(prompt.tokens)
     whole = model.tokenizer.decode([*prompt.tokens, *tokens])
     return whole[len(before) :] if whole.startswith(before) else model.tokenizer.decode(tokens)
@@ -306,15 +307,15 @@ def promoting(
         index: An index with values.
         tokens: One token or several, as text.
         end: "top" for memories that promote the tokens, "bottom" for memories that demote them.
-        within: How many tokens at that end of a value's list count.
-        limit: The largest number of memories; None for all.
+        within: Number of tokens at this end of a value that count.
+        limit: Maximum number of memories. None for all.
 
     Returns:
         The memories.
 
     Raises:
         SettingError: The index lists fewer tokens per value than `within`.
-        UnknownName: No memory has one of the tokens, or `end` is something else.
+        UnknownName: No memory has one of the tokens, or `end` is not "top" or "bottom".
 
     Example:
         >>> memlens.values(index, model=model)  # doctest: +ELLIPSIS

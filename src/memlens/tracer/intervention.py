@@ -1,4 +1,4 @@
-"""Interventions: coefficients that are set, scaled or silenced at some positions, and the document that stores them.
+"""Interventions set, scale or silence coefficients at some positions. They are stored as a JSON document:
 
     {"kind": "memlens intervention", "schema": 1, "unit": "coefficient",
      "model": {"name": ..., "fingerprint": ..., "dtype": "float32"},
@@ -7,8 +7,8 @@
                {"action": "silence", "layer": 3, "positions": "all"},
                {"action": "silence", "expert": "L3E5", "positions": "all"}]}
 
-Numbers are coefficients m, the factors of the values, not pre-activations. With `"model": null` the document applies to
-any model that has these memories. Edits are applied in order.
+The numbers are coefficients m, the factors of the values. They are not pre-activations. With `"model": null`, the
+document applies to any model that has these memories. Edits are applied in order.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _HOW = "write L3N51=3.5 to set, =x2 to scale, =0 to silence"
 class Edit:
     """A change to the coefficients of some memories, of a whole layer or of a whole expert.
 
-    Give `coefficient` to set, `factor` to scale, and neither to silence. `positions` count the prompt's tokens from 0,
-    or from its end if negative. None means every position, including BOS and continuations.
+    `coefficient` sets, `factor` scales, and without either of them the edit silences. `positions` count the prompt's
+    tokens from 0, or from the end if they are negative. None means all positions, including BOS and new tokens.
 
     Example:
         >>> str(memlens.Edit("L3N51"))
@@ -104,7 +104,7 @@ class Edit:
         return ", ".join(str(memory) for memory in self.memories[:3]) + more
 
     def __str__(self) -> str:
-        """Return the edit as text. `parse` reads it if the edit has one target and no positions."""
+        """Return the edit as text, which `parse` can read if the edit has one target and no positions."""
         amount = f"x{_digits(self.factor)}" if self.factor is not None else _digits(self.coefficient or 0.0)
         at = "" if self.positions is None else f" at {', '.join(map(str, self.positions))}"
         return f"{self.target}={amount}{at}"
@@ -191,7 +191,7 @@ class Edit:
 
 
 class _ModelDocument(msgspec.Struct, forbid_unknown_fields=True):
-    """The model of an intervention document."""
+    """The model to which a document is bound."""
 
     name: str
     fingerprint: str
@@ -290,7 +290,7 @@ class Intervention:
         return edits if isinstance(edits, Intervention) else cls(edits)
 
     def __add__(self, other: Intervention | Edit | str | Iterable[Edit | str]) -> Intervention:
-        """Join the edits of two interventions. Raises ModelError if the two are bound to different models."""
+        """Join the edits of two interventions. Raises ModelError if they are bound to different models."""
         other = Intervention.of(other)
         if None not in (self.fingerprint, other.fingerprint) and self.fingerprint != other.fingerprint:
             raise ModelError(
@@ -388,7 +388,7 @@ class Intervention:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
-        """Return the schema for the workbench's JSON, in which an intervention is its document."""
+        """Return the schema for the JSON of the workbench, where an intervention is its document."""
         from pydantic_core import core_schema
 
         document = core_schema.plain_serializer_function_ser_schema(
@@ -484,7 +484,7 @@ def is_intervention(head: bytes) -> bool:
 
 
 def check_layer(model: MemoryModel, layer: int, name: str = "") -> None:
-    """Raise UnknownName if the model does not have the layer. The message names `name` as missing."""
+    """Raise UnknownName if the model does not have the layer. `name` is what the message calls missing."""
     if not 0 <= layer < len(model.layers):
         missing = name or f"layer {layer}"
         raise UnknownName(f"{missing} does not exist: {model.name} has layers 0 to {len(model.layers) - 1}")
@@ -507,7 +507,7 @@ def _expert_of(name: Any) -> ExpertId | None:
         return name
     expert = ExpertId.find(name)
     if expert is None:
-        raise UnknownName(f"'{name}' is not the name of an expert; write layer and expert as in L3E5, both from 0")
+        raise UnknownName(f"'{name}' is not the name of an expert; write its layer and number, as in L3E5")
     return expert
 
 
@@ -526,7 +526,7 @@ def short(content: Any) -> str:
 
 
 def _digits(number: float) -> str:
-    """Format a number with the fewest digits that read back as the same number."""
+    """Format a number with the fewest digits that are read as the same number."""
     return f"{number:g}" if float(f"{number:g}") == number else repr(number)
 
 

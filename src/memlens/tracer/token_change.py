@@ -1,12 +1,12 @@
 """TokenChange: the tokens whose probability changes most when a memory is silenced at its own triggers.
 
 1. Run each top trigger and read p, the distribution of the next token.
-2. Silence the memory at the last position, run the rest of the model, and read p again. Average the changes of p over
-   the triggers and list the tokens that fall and rise most.
+2. Silence the memory at the last position, run the model, and read p again. Average the changes of p over the triggers,
+   and list the tokens whose probability falls and rises most.
 3. Repeat step 2 for a control: the other memory of the layer with the largest |m| * ||v|| at the same position.
 
-The control is needed because silencing almost any large memory lowers the tokens that the model predicts there. Tokens
-that fall for the memory and not for the control are evidence about the memory.
+The control is needed because silencing almost any large memory lowers the tokens that the model predicts at its
+triggers. Tokens that fall for the memory but not for the control are evidence about the memory.
 """
 
 from dataclasses import dataclass
@@ -27,15 +27,15 @@ class ChangedToken(Token):
     """A token and the mean change of its probability."""
 
     change: float
-    control: float  # mean change of the token's probability if the control is silenced
+    control: float  # mean change of its probability if the control is silenced
 
 
 @dataclass(frozen=True)
 class TokenChange:
-    """The effect of silencing a memory at its top triggers, next to that of a control memory."""
+    """The effects of silencing a memory and a control memory at the memory's top triggers."""
 
     memory: MemoryId
-    triggers: int  # number of triggers that the model was run on
+    triggers: int  # number of triggers on which the model was run
     falls: tuple[ChangedToken, ...]  # largest decrease first
     rises: tuple[ChangedToken, ...]  # largest increase first
     moved: float  # mean total variation between the distributions with and without the memory
@@ -47,7 +47,7 @@ class TokenChange:
         """The comparison with the control, in one sentence."""
         return (
             f"silencing it moves {self.moved:.2g} of the probability; silencing another large memory at the same "
-            f"positions moves {self.control_moved:.2g}, and {self.shared} of {len(self.falls)} tokens fall there too"
+            f"positions moves {self.control_moved:.2g} and lowers {self.shared} of the same {len(self.falls)} tokens"
         )
 
 
@@ -60,8 +60,8 @@ def token_change(
         index: The index.
         model: The scanned model.
         memory: The memory.
-        triggers: How many of its top triggers to run.
-        top: How many tokens to list that fall, and that rise.
+        triggers: Number of top triggers to run.
+        top: Number of falling and of rising tokens to list.
 
     Raises:
         SettingError: The memory has no trigger, or a count is not valid.

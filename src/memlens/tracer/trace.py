@@ -5,9 +5,9 @@ effect of memory i on the logit of token t is
 
     effect_i = m_i v_i . d_t
 
-where d_t is the direction in which the logit of t grows, with the scale of the final norm frozen. So the effects of a
-layer are one matrix product, and all parts sum to the logit (models/decompose.py). Interventions edit the model through
-hooks: a trace inside an intervention shows the edited model.
+where d_t is the direction in which the logit of t grows, with the scale of the final norm fixed. The effects of a layer
+are therefore one matrix product, and all parts sum to the logit (models/decompose.py). Interventions edit the model
+through hooks, so a trace inside an intervention shows the edited model.
 """
 
 import math
@@ -34,7 +34,7 @@ from memlens.vocab.kernels import Ends, FloatArray, Softmax, find_ends, read_sof
 
 @dataclass(frozen=True, eq=False)
 class Readings:
-    """Distributions over the vocabulary of n vectors of the stream."""
+    """The distributions over the vocabulary of n vectors of the stream."""
 
     scores: NDArray[np.float32]  # [n, vocabulary], after the model's soft-capping, if any
     ends: Ends
@@ -65,7 +65,7 @@ class Readings:
 
 
 def read_states(model: MemoryModel, states: Tensor, top: int) -> Readings:
-    """Return the distributions of states [n, d] with the `top` most likely tokens of each."""
+    """Return the distribution of each state [n, d], with its `top` most likely tokens."""
     return _read_scores(model, model.lens.capped(model.lens.state_logits(states)), top)
 
 
@@ -87,14 +87,14 @@ def check_finite(model: MemoryModel, scores: Tensor) -> None:
 
 
 def log_probabilities(model: MemoryModel, states: Tensor) -> Tensor:
-    """Return log p [n, vocabulary] of states [n, d] in float64, for comparing distributions."""
+    """Return log p [n, vocabulary] of states [n, d] in float64, which is needed to compare distributions."""
     logits = model.lens.capped(model.lens.state_logits(states)).cpu().double()
     check_finite(model, logits)
     return torch.log_softmax(logits, dim=-1)
 
 
 def divergence(before: Tensor, after: Tensor) -> Tensor:
-    """Return KL(before || after) [n] in nats of log-probabilities [n, vocabulary]. It is never below 0."""
+    """Return KL(before || after) [n] in nats from log-probabilities [n, vocabulary]. It is never negative."""
     terms = before.exp() * (before - after)
     return terms.sum(-1).clamp_min(0)
 
@@ -113,10 +113,10 @@ def trace(
     Args:
         model: A model, an argument of `load`, or an index.
         prompt: The text.
-        position: The traced position, from 0 or negative from the end.
-        token: The token whose logit is split into parts, as text or number; None for the predicted one.
+        position: The traced position. Negative positions count from the end.
+        token: The token whose logit is split into parts, as text or id. None for the predicted token.
         top: Number of tokens, and of memories per layer, to list.
-        index: An index of the model. It adds triggers and patterns of memories.
+        index: An index of the model, which adds the triggers and patterns of memories.
         against: A second token. The parts then sum to the difference of the two logits.
 
     Returns:
@@ -141,7 +141,7 @@ def trace(
 
 @dataclass(frozen=True, eq=False)
 class TracedPrompt:
-    """A prompt that was run once. Recorded positions can be traced for any token without another pass."""
+    """A prompt that was run once. Its recorded positions can be traced for any token without another pass."""
 
     model: MemoryModel
     prompt: Prompt
@@ -150,7 +150,7 @@ class TracedPrompt:
 
     @classmethod
     def run(cls, model: MemoryModel, prompt: Prompt, position: int | None = None) -> "TracedPrompt":
-        """Run the prompt and record one position (from 0), or all positions if it is None."""
+        """Run the prompt and record one position, or all positions if `position` is None."""
         fed = prompt.fed(position)
         begin = prompt.shift if position is None else fed.shape[1] - 1
         rows = torch.arange(begin, fed.shape[1])
@@ -167,9 +167,9 @@ class TracedPrompt:
 
     @cached_property
     def tops(self) -> list[list[tuple[int, float]]]:
-        """The top token of o and its probability, as [layers][positions]."""
+        """The top token of o and its probability, by layer and position."""
         by_layer = []
-        for layer in range(len(self.model.layers)):  # one layer at a time, to bound memory
+        for layer in range(len(self.model.layers)):  # one layer at a time, to limit memory use
             readings = read_states(self.model, self.positions.o[layer], 1)
             tops = [readings.top(row) for row in range(len(self.positions))]
             by_layer.append([(token, readings.p(row, token)) for row, token in enumerate(tops)])
@@ -181,14 +181,14 @@ class TracedPrompt:
         recorded = self.positions
         stores = (recorded.r, recorded.y, recorded.o, recorded.coefficients, recorded.weights)
         tensors = [recorded.embedding, *(tensor for store in stores for tensor in store.values())]
-        return sum(tensor.untyped_storage().nbytes() for tensor in tensors)  # a view keeps the whole tensor alive
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors)  # a view keeps its whole tensor in memory
 
 
 @dataclass(frozen=True, eq=False)
 class _LayerMemories:
     """The listed memories of a layer."""
 
-    by_effect: list[TracedMemory]  # without tokens, triggers and patterns, which are filled in later
+    by_effect: list[TracedMemory]  # tokens, triggers and patterns are filled in later
     by_size: list[TracedMemory]
     total: float  # contribution of all memories of the layer
 
@@ -212,15 +212,15 @@ class _Tracer:
     def trace(self, token: int | None, against: int | None, index: Index | None) -> Trace:
         last = 3 * self.count - 1
         final = self.readings.top(last)
-        chosen = final if token is None else token
-        direction, constant = self._direction(chosen)
+        token = final if token is None else token
+        direction, constant = self._direction(token)
         if against is not None:
-            away, off = self._direction(against)
-            direction, constant = direction - away, constant - off
-        picked = [self._pick(layer, direction) for layer in range(self.count)]
-        shown = sorted({traced.memory for layer in picked for traced in (*layer.by_effect, *layer.by_size)})
-        names = name_memories(self.model, shown, self.top, index)
-        layers = tuple(self._layer(layer, chosen, direction, picked[layer], names) for layer in range(self.count))
+            other_direction, other_constant = self._direction(against)
+            direction, constant = direction - other_direction, constant - other_constant
+        listed = [self._list_memories(layer, direction) for layer in range(self.count)]
+        memories = sorted({traced.memory for layer in listed for traced in (*layer.by_effect, *layer.by_size)})
+        names = name_memories(self.model, memories, self.top, index)
+        layers = tuple(self._layer(layer, token, direction, listed[layer], names) for layer in range(self.count))
         embedding = _dot(self.positions.embedding, direction)
         parts = {
             "embedding": embedding,
@@ -234,8 +234,8 @@ class _Tracer:
             prompt=self.prompt.text,
             prefix=tuple(map(self.token, self.prompt.tokens[: self.position + 1])),
             position=self.position,
-            token=self._share(chosen),
-            rank=self.readings.rank(last, chosen),
+            token=self._share(token),
+            rank=self.readings.rank(last, token),
             prediction=layers[-1].output[0],
             settled=self._settling_layer(final),
             logit=math.fsum(parts.values()),
@@ -252,7 +252,7 @@ class _Tracer:
         return TokenShare(token, self.token(token).text, self.readings.p(3 * self.count - 1, token))
 
     def _direction(self, token: int) -> tuple[Tensor, float]:
-        """Return the direction [1, d] in which the token's logit grows, and the constant term of this logit."""
+        """Return the direction [1, d] in which a token's logit grows, and the constant term of this logit."""
         row = torch.tensor([token], device=self.model.device)
         direction = self.accounting.direction(row, self.positions.o[self.count - 1])
         return direction, float(self.accounting.constant(row)[0])
@@ -263,7 +263,7 @@ class _Tracer:
             layer -= 1
         return layer
 
-    def _pick(self, layer: int, direction: Tensor) -> _LayerMemories:
+    def _list_memories(self, layer: int, direction: Tensor) -> _LayerMemories:
         m = self.positions.coefficients[layer]  # [1, memories]
         if not m.shape[1]:
             return _LayerMemories([], [], 0.0)
@@ -285,12 +285,12 @@ class _Tracer:
         )
 
     def _layer(
-        self, layer: int, token: int, direction: Tensor, picked: _LayerMemories, names: dict[MemoryId, Names]
+        self, layer: int, token: int, direction: Tensor, memories: _LayerMemories, names: dict[MemoryId, Names]
     ) -> LayerTrace:
         residual, ffn, output = range(3 * layer, 3 * layer + 3)
         top, shares = self.readings.top, self.readings.shares
-        shown = {traced.memory: traced for traced in (*picked.by_effect, *picked.by_size)}
-        named = {memory: self._with_names(traced, names[memory]) for memory, traced in shown.items()}
+        by_name = {traced.memory: traced for traced in (*memories.by_effect, *memories.by_size)}
+        named = {memory: self._with_names(traced, names[memory]) for memory, traced in by_name.items()}
         return LayerTrace(
             layer=layer,
             residual=shares(residual, self.token),
@@ -298,10 +298,10 @@ class _Tracer:
             output=shares(output, self.token),
             p=self.readings.p(output, token),
             case=case_of(top(residual), top(ffn), top(output)),
-            by_effect=tuple(named[traced.memory] for traced in picked.by_effect),
-            by_size=tuple(named[traced.memory] for traced in picked.by_size),
+            by_effect=tuple(named[traced.memory] for traced in memories.by_effect),
+            by_size=tuple(named[traced.memory] for traced in memories.by_size),
             attention=_dot(self.positions.attention(layer), direction),
-            memories=picked.total,
+            memories=memories.total,
             bias=float(self.accounting.block_bias(layer, self.positions.used(layer), direction)[0]),
         )
 
@@ -317,5 +317,5 @@ class _Tracer:
 
 
 def _dot(part: Tensor, direction: Tensor) -> float:
-    """Return the contribution of one part [1, d] to the logit. Uses float64 because large parts nearly cancel."""
+    """Return the contribution of one part [1, d] to the logit. Large parts nearly cancel, so this uses float64."""
     return float((part.cpu().double() * direction.cpu().double()).sum())

@@ -1,11 +1,11 @@
-"""Change values: try and undo, measure side effects on other prompts, save a new checkpoint.
+"""Change values: try a change and undo it, measure its side effects on other prompts, and save a new checkpoint.
 
     change = ValueChange.towards(model, "L3N51", " Rome", 2.0)
     with trying(model, change): trace(model, prompt)
     side_effects(model, change, probes)
     save_changed(model, change, "edited-model")
 
-Weights are changed in place and restored bit by bit, also after an exception, so no weight is copied.
+Weights are changed in place, so only the changed values are copied. They are restored exactly, also after an exception.
 """
 
 import os
@@ -124,7 +124,7 @@ class ValueChange:
 
 
 def token_direction(model: MemoryModel, memory: MemoryId, token: int) -> Tensor:
-    """Return the unit vector [d] along which a value's score for the token rises fastest, with the gains of norms."""
+    """Return the unit vector [d] along which a value's score for the token rises fastest, including norms."""
     layer = model.layers[memory.layer]
     direction = model.lens.logit_rows(torch.tensor([token], device=model.device))[0]
     for norm, scale in ((model.lens.final_norm, layer.scale), (layer.post_norm, layer.group_named(memory.owner).scale)):
@@ -137,7 +137,7 @@ def token_direction(model: MemoryModel, memory: MemoryId, token: int) -> Tensor:
 
 @contextmanager
 def trying(model: MemoryModel, changes: ValueChange | Iterable[ValueChange]) -> Iterator[None]:
-    """Change values of a loaded model inside the `with` block, and restore them bit by bit afterwards.
+    """Change values of a loaded model inside the `with` block, and restore them exactly afterwards.
 
     Args:
         model: A loaded model.
@@ -153,7 +153,7 @@ def trying(model: MemoryModel, changes: ValueChange | Iterable[ValueChange]) -> 
         ...     edited = memlens.trace(model, "The river runs")
     """
     if not isinstance(model, MemoryModel):
-        raise SettingError(f"{short(model)} is not a loaded model; load it with memlens.load() first")
+        raise SettingError(f"{short(model)} is not a loaded model; load it with memlens.load()")
     checked = _check_changes(model, changes)
     originals = {change.memory: _value_of(model, change.memory).clone() for change in checked}
     try:
@@ -185,7 +185,7 @@ class SideEffect:
 def side_effects(
     model: Source, changes: ValueChange | Iterable[ValueChange], prompts: str | Iterable[str]
 ) -> list[SideEffect]:
-    """Return the effect of changed values on other prompts, the most affected first.
+    """Return the effect of changed values on other prompts, most affected prompts first.
 
     Args:
         model: A model, an argument of `load`, or an index.
@@ -208,10 +208,10 @@ def side_effects(
     checked = _check_changes(loaded, changes)
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     if not texts:
-        raise SettingError("no prompts are given; give prompts whose prediction should not change")
+        raise SettingError("there are no prompts; give prompts whose prediction should not change")
     effects = []
     for prompt in [read_prompt(loaded, text) for text in texts]:
-        # one prompt at a time: the distributions of all positions take much memory
+        # one prompt at a time, because the distributions of all positions take much memory
         before = _all_positions(loaded, prompt)
         with trying(loaded, checked):
             after = _all_positions(loaded, prompt)
@@ -273,7 +273,7 @@ def _all_positions(model: MemoryModel, prompt: Prompt) -> Tensor:
 
 
 def _through(norm: Norm, direction: Tensor) -> Tensor:
-    """Map a direction after a norm to the direction before it: apply the gain, then the centering."""
+    """Return the direction before a norm that corresponds to a direction after it."""
     direction = direction if norm.gain is None else direction * norm.gain
     return direction - direction.mean() if norm.centers else direction
 
