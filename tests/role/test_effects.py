@@ -15,7 +15,7 @@ from memlens.role.effects import (
     _divergence,
     _entropy,
     _log_p_of_target,
-    _looked,
+    _measure,
     role_effects,
     silence,
 )
@@ -28,7 +28,7 @@ def test_a_silenced_group_is_one_whose_values_are_zero(family: str) -> None:
     prefixes = TargetPrefixes([[5, 9, 12], [7], [30, 31, 32, 33, 34]], np.array([12, 7, 34]))
     group = [(0, 3), (1, 8), (1, 11), (2, 19)]
     with silence(model, group):
-        found = _looked(model, prefixes, _log_p_of_target)
+        found = _measure(model, prefixes, _log_p_of_target)
     for layer, memory in group:
         owner, place = model.layers[layer].group_of(memory)
         with torch.no_grad():

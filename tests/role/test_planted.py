@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import memlens
-from memlens.role.effects import _removing
+from memlens.role.effects import _find_suppressing
 from memlens.role.weights import ValueReader
 from memlens.testing import tiny_model, tiny_tokenizer
 
@@ -109,7 +109,7 @@ def test_a_memory_that_removes_its_token_is_asked_after_its_best_trigger_with_it
     tiny_tokenizer().save_pretrained(text.parent / "model")
     index = memlens.scan(text.parent / "model", text, out=text.parent / "index", workers=1)
     memlens.roles(memlens.values(index))
-    group, prefixes = _removing(index, np.random.default_rng(0))
+    group, prefixes = _find_suppressing(index, np.random.default_rng(0))
     sentences = {row["sentence"]: row["tokens"] for row in index.table("corpus").to_pylist()}
     top = [row for row in index.table("triggers").to_pylist() if row["end"] == "top"]
     naive = []

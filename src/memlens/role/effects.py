@@ -1,12 +1,12 @@
-"""Effects of roles: what silencing a group of memories changes, compared with silencing random groups.
+"""Effects of roles: what changes if the memories of a role are silenced, compared with silencing random groups.
 
     entropy          absolute change of the entropy of the output
     token-frequency  absolute change of the divergence of the output from the frequency of tokens
-    token            change of log p of the token that a memory fires on, for memories whose value lowers that token
+    token            change of log p of the token on which a memory is active, for memories whose value lowers it
 
-A random group replaces each memory by one of the same layer that fires, drawn from the unused memories with the nearest
-norms. An effect appears if it is larger than in each of 20 random groups (probability 1/21 without an effect) and the
-interval of the mean difference over prefixes lies above 0.
+In a random group, each memory is replaced by a memory of the same layer that is active on some prefix. It is drawn from
+the unused memories with the most similar norms. An effect appears if it is larger than in each of 20 random groups
+(probability 1/21 without an effect) and the interval of the mean difference over prefixes lies above 0.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,30 +40,30 @@ class TargetPrefixes:
     tokens: list[list[int]]
     targets: NDArray[np.int64]
 
-    def where(self, chosen: list[bool]) -> "TargetPrefixes":
+    def where(self, mask: list[bool]) -> "TargetPrefixes":
         return TargetPrefixes(
-            [tokens for tokens, keep in zip(self.tokens, chosen, strict=True) if keep], self.targets[chosen]
+            [tokens for tokens, keep in zip(self.tokens, mask, strict=True) if keep], self.targets[mask]
         )
 
 
 def role_effects(
     index: Index, model: MemoryModel, *, seed: int = 0, sample: int = SAMPLE, progress: Progress = no_progress
 ) -> list[RoleEffect]:
-    """Return the effects of the roles listed above, measured on `sample` prefixes."""
-    drawn = _drawn_prefixes(index, sample, generator(seed, "role-effects"))
+    """Return the effects of the roles that are listed above, measured on `sample` prefixes."""
+    random_prefixes = _draw_prefixes(index, sample, generator(seed, "role-effects"))
     counts = token_counts(index)[: model.vocabulary]
     unigram = torch.from_numpy(np.log((counts + 1) / (counts + 1).sum())).to(model.device)
-    removing, triggers = _removing(index, generator(seed, "role-removing"))
+    suppressing, triggers = _find_suppressing(index, generator(seed, "role-removing"))
     plans = (
-        ("entropy", "entropy of the output", _having(index, "entropy"), drawn, _entropy),
-        ("token-frequency", "divergence from frequency", _having(index, "token-frequency"), drawn,
+        ("entropy", "entropy of the output", _memories_with(index, "entropy"), random_prefixes, _entropy),
+        ("token-frequency", "divergence from frequency", _memories_with(index, "token-frequency"), random_prefixes,
          partial(_divergence, unigram=unigram)),
-        ("token", "log p of its own token", removing, triggers, _log_p_of_target),
+        ("token", "log p of its own token", suppressing, triggers, _log_p_of_target),
     )  # fmt: skip
     effects = []
-    for done, (role, measure, group, prefixes, look) in enumerate(plans):
+    for done, (role, measure, group, prefixes, read) in enumerate(plans):
         progress("effects", done, len(plans))
-        effects.append(_effect(index, model, role, measure, group, prefixes, look, seed))
+        effects.append(_effect(index, model, role, measure, group, prefixes, read, seed))
     progress("effects", len(plans), len(plans))
     return effects
 
@@ -75,7 +75,7 @@ def _effect(
     measure: str,
     group: Group,
     prefixes: TargetPrefixes,
-    look: Any,
+    read: Any,
     seed: int,
 ) -> RoleEffect:
     random = generator(seed, f"role-{role}")
@@ -84,42 +84,42 @@ def _effect(
     if not compared or not prefixes.tokens:
         return RoleEffect(role, measure, len(group), 0, None, None, None, (), None, None, None, None)
     groups = [compared, *(others.random_group(compared, random) for _ in range(CONTROLS))]
-    signed = role == "token"  # silencing the memory must raise the probability of its token, not only change it
-    if signed:
+    is_signed = role == "token"  # silencing a memory must raise the probability of its token
+    if is_signed:
         prefixes = prefixes.where([memory in compared for memory in group])
-    before = _looked(model, prefixes, look)
+    before = _measure(model, prefixes, read)
     changes = []
     for silenced in groups:
         with silence(model, silenced):
-            change = _looked(model, prefixes, look) - before
-        changes.append(change if signed else np.abs(change))
+            change = _measure(model, prefixes, read) - before
+        changes.append(change if is_signed else np.abs(change))
     effect, chance = changes[0], np.stack(changes[1:])
-    apart = effect - chance.mean(0)
-    low, high = mean_interval(apart, generator(seed, f"role-{role}", 1))
+    difference = effect - chance.mean(0)
+    low, high = mean_interval(difference, generator(seed, f"role-{role}", 1))
     means = tuple(chance.mean(1).tolist())
     appears = bool(low is not None and low > 0 and effect.mean() > max(means))
     norm, *norms = map(others.norm, groups)
     return RoleEffect(
         role, measure, len(compared), len(effect), norm, float(np.mean(norms)), float(effect.mean()), means,
-        float(apart.mean()), low, high, appears,
+        float(difference.mean()), low, high, appears,
     )  # fmt: skip
 
 
 class UnusedMemories:
-    """Memories for random groups: those of the same layers that fire and are not in the group."""
+    """The memories for random groups: active memories of the same layers that are not in the group."""
 
     def __init__(self, index: Index, group: Group) -> None:
         rows = index.arrays("SELECT layer, memory, norm, list_contains(roles, 'dead') AS dead FROM {roles}")
         layers, memories, norms = rows["layer"].tolist(), rows["memory"].tolist(), rows["norm"].tolist()
-        self.group, taken = group, set(group)
+        self.group, members = group, set(group)
         self.norms = {(layer, memory): norm for layer, memory, norm in zip(layers, memories, norms, strict=True)}
         self.free: dict[int, list[int]] = {layer: [] for layer, _ in group}
         for layer, memory, dead in zip(layers, memories, rows["dead"].tolist(), strict=True):
-            if layer in self.free and not dead and (layer, memory) not in taken:
+            if layer in self.free and not dead and (layer, memory) not in members:
                 self.free[layer].append(memory)
 
     def comparable(self, random: np.random.Generator) -> Group:
-        """Return the group. If a layer has fewer unused memories than the group has, draw that many of the group."""
+        """Return the part of the group that can be compared: no more memories of a layer than it has unused ones."""
         comparable: Group = []
         for layer, free in sorted(self.free.items()):
             memories = np.array([memory for at, memory in self.group if at == layer])
@@ -127,16 +127,16 @@ class UnusedMemories:
         return comparable
 
     def random_group(self, group: Group, random: np.random.Generator) -> Group:
-        """Replace each memory of a group by an unused one of its layer, drawn from those with the nearest norms."""
-        left = {layer: np.array([self.norms[layer, memory] for memory in free]) for layer, free in self.free.items()}
+        """Replace each memory by an unused memory of its layer, drawn from those with the most similar norms."""
+        norms = {layer: np.array([self.norms[layer, memory] for memory in free]) for layer, free in self.free.items()}
         drawn = list(group)
-        for place in random.permutation(len(group)):  # otherwise the same memories always choose first
+        for place in random.permutation(len(group)):  # otherwise, the same memories would always be replaced first
             layer, memory = group[place]
-            apart = np.abs(left[layer] - self.norms[layer, memory])
-            near = np.argsort(apart, kind="stable")[: min(NEAREST, int(np.isfinite(apart).sum()))]
-            chosen = int(random.choice(near))
-            left[layer][chosen] = np.inf
-            drawn[place] = layer, self.free[layer][chosen]
+            distances = np.abs(norms[layer] - self.norms[layer, memory])
+            near = np.argsort(distances, kind="stable")[: min(NEAREST, int(np.isfinite(distances).sum()))]
+            row = int(random.choice(near))
+            norms[layer][row] = np.inf  # used
+            drawn[place] = layer, self.free[layer][row]
         return drawn
 
     def norm(self, group: Group) -> float:
@@ -160,18 +160,18 @@ def silence(model: MemoryModel, group: Group) -> Iterator[None]:
         yield
 
 
-def _looked(model: MemoryModel, prefixes: TargetPrefixes, look: Any) -> NDArray[np.float64]:
-    """Return a measure of the output after each prefix, [prefixes]. Prefixes of similar length share a batch."""
+def _measure(model: MemoryModel, prefixes: TargetPrefixes, read: Any) -> NDArray[np.float64]:
+    """Return a measure of the output after each prefix. [prefixes]"""
     bos = [model.tokenizer.bos] if model.tokenizer.adds_bos else []
     results = np.empty(len(prefixes.tokens))
-    order = np.argsort([len(tokens) for tokens in prefixes.tokens], kind="stable")
+    order = np.argsort([len(tokens) for tokens in prefixes.tokens], kind="stable")  # similar lengths share a batch
     for places in np.split(order, range(_BATCH, len(order), _BATCH)):
         texts = [[*bos, *prefixes.tokens[place]] for place in places]
         longest = max(map(len, texts))
         states = model.run_body(torch.tensor([ids + [ids[0]] * (longest - len(ids)) for ids in texts]))
         last = states[torch.arange(len(texts)), torch.tensor([len(ids) - 1 for ids in texts])]
         logs = torch.log_softmax(model.lens.capped(model.lens.state_logits(last)).double(), dim=-1)
-        results[places] = look(logs, torch.from_numpy(prefixes.targets[places]).to(logs.device)).cpu().numpy()
+        results[places] = read(logs, torch.from_numpy(prefixes.targets[places]).to(logs.device)).cpu().numpy()
     return results
 
 
@@ -187,24 +187,24 @@ def _log_p_of_target(logs: Tensor, tokens: Tensor) -> Tensor:
     return logs.gather(1, tokens[:, None])[:, 0]
 
 
-def _having(index: Index, role: str) -> Group:
+def _memories_with(index: Index, role: str) -> Group:
     query = "SELECT layer, memory FROM {roles} WHERE list_contains(roles, $1) ORDER BY layer, memory"
     return [(row["layer"], row["memory"]) for row in index.sql(query, [role])]
 
 
-def _drawn_prefixes(index: Index, sample: int, random: np.random.Generator) -> TargetPrefixes:
-    """Draw sentences and one prefix of each."""
+def _draw_prefixes(index: Index, sample: int, random: np.random.Generator) -> TargetPrefixes:
+    """Draw random sentences, and one prefix of each sentence."""
     count = index.manifest.counts.sentences
-    chosen = np.sort(random.choice(count, min(sample, count), replace=False)).tolist()
-    sentences = [row["tokens"] for _, row in sorted(index.sentences(chosen).items()) if row["tokens"]]
+    numbers = np.sort(random.choice(count, min(sample, count), replace=False)).tolist()
+    sentences = [row["tokens"] for _, row in sorted(index.sentences(numbers).items()) if row["tokens"]]
     tokens = [sentence[: int(random.integers(len(sentence))) + 1] for sentence in sentences]
     return TargetPrefixes(tokens, np.array([prefix[-1] for prefix in tokens], np.int64))
 
 
-def _removing(index: Index, random: np.random.Generator) -> tuple[Group, TargetPrefixes]:
-    """Return token memories whose value demotes their own token, each with its best trigger that ends in the token.
+def _find_suppressing(index: Index, random: np.random.Generator) -> tuple[Group, TargetPrefixes]:
+    """Return token memories whose value demotes their token, each with its best trigger that ends with this token.
 
-    If there are more than MOST, return a random sample.
+    If there are more than MOST such memories, return a random sample.
     """
     rows = index.sql(
         """SELECT r.layer, r.memory, r.token, arg_min(c.tokens[:t.position + 1], t.rank) AS tokens FROM {roles} r

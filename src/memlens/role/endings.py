@@ -1,4 +1,4 @@
-"""Endings of triggers: the last token and the last two tokens of each memory's triggers, and how rare they are."""
+"""Endings of triggers: the last token and the last two tokens of each memory's triggers, and their frequencies."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +17,10 @@ _NONE = -1  # no token before the first one
 
 
 class CorpusEndings:
-    """Counts of prefixes in the corpus by their last token, and by their last two tokens for chosen pairs.
+    """Counts of the corpus's prefixes by their last token and, for some pairs, by their last two tokens.
 
-    Only prefixes that can be triggers are counted. A scan reads a beginning that several sentences share only once, so
-    it counts once. `frequency` counts every token of the corpus.
+    Only prefixes that can be triggers count. If several sentences share a beginning, the scan reads it once, so it
+    counts once. `frequency` counts every token of the corpus.
     """
 
     def __init__(self, index: Index, pairs: Ints) -> None:
@@ -52,14 +52,14 @@ def pair_of(before: Ints, last: Ints) -> Ints:
 
 
 def trigger_ends(index: Index, layer: int) -> tuple[Ints, Ints, Ints]:
-    """Return memory, token before the last (-1 if there is none) and last token of every top trigger of a layer.
+    """Return memory, token before the last one (-1 for none) and last token of every top trigger of a layer.
 
-    Some scans include BOS alone as a prefix (position -1). It has no token of the corpus and is left out.
+    BOS alone (position -1), which some scans include as a prefix, has no token of the corpus and is left out.
     """
     rows = index.arrays(
         """SELECT t.memory, CASE WHEN t.position > 0 THEN c.tokens[t.position] ELSE -1 END AS before,
                   c.tokens[t.position + 1] AS last
-           FROM {triggers} t JOIN {corpus} c USING (sentence) 
+           FROM {triggers} t JOIN {corpus} c USING (sentence)
            WHERE t.layer = $1 AND t."end" = 'top' AND t.position >= 0""",
         [layer],
     )
@@ -68,7 +68,7 @@ def trigger_ends(index: Index, layer: int) -> tuple[Ints, Ints, Ints]:
 
 
 def count_endings(memory: Ints, before: Ints, last: Ints, memories: int) -> dict[str, Ints | NDArray[np.float64]]:
-    """Return statistics of the endings of each memory of a layer, as columns with one value per memory."""
+    """Return statistics on the endings of each memory's triggers, as columns with one number per memory."""
     triggers = np.bincount(memory, minlength=memories)
     token, token_triggers, token_cover = _commonest(memory, last, triggers)
     pair, pair_triggers, pair_cover = _commonest(memory, pair_of(before, last), triggers)
@@ -88,9 +88,12 @@ def count_endings(memory: Ints, before: Ints, last: Ints, memories: int) -> dict
 
 
 def _commonest(memory: Ints, ending: Ints, triggers: Ints) -> tuple[Ints, Ints, NDArray[np.float64]]:
-    """Return each memory's most common ending, its number of triggers, and the share of the TOKENS most common ones."""
+    """Return each memory's most common ending, its number of triggers, and the share of the most common endings.
+
+    The share is that of the TOKENS most common endings together.
+    """
     both, times = np.unique(np.stack([memory, ending]), axis=1, return_counts=True)
-    order = np.lexsort((both[1], -times, both[0]))  # by memory, then most common first, then lowest first
+    order = np.lexsort((both[1], -times, both[0]))  # by memory, then by count (highest first), then by ending
     owner, endings, times = both[0][order], both[1][order], times[order]
     place = np.arange(len(owner)) - np.searchsorted(owner, owner)
     first = place == 0
@@ -101,7 +104,7 @@ def _commonest(memory: Ints, ending: Ints, triggers: Ints) -> tuple[Ints, Ints, 
 
 
 def _prefix_ends(index: Index) -> Iterator[tuple[Ints, Ints, NDArray[np.bool_]]]:
-    """Yield, in batches, the token before the last, the last token, and whether a prefix can be a trigger."""
+    """Yield batches of prefixes: the token before the last, the last token, and whether the prefix can be a trigger."""
     settings, fresh_from = index.manifest.settings, _fresh_from(index)
     for batch in index.batches("SELECT tokens, sentence FROM {corpus}"):
         lists, sentences = batch.column(0), np.asarray(batch.column(1), np.int64)

@@ -1,4 +1,4 @@
-"""Dependence of firing on position: the share that position explains, and its p-value."""
+"""Dependence of a memory's activity on position: the share that position explains, and a p-value."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +13,11 @@ _AT_ONCE = 1 << 14  # memories per block
 
 
 def position_numbers(index: Index, layer: int) -> dict[str, NDArray[Any]]:
-    """Return `position`, `position_from` and `p` of each memory of a layer; NaN, -1 and 1 without a counts table.
+    """Return `position`, `position_from` and `p` of each memory of a layer, as columns.
 
-    `position` is the share of the entropy of firing that position explains, `p` its p-value. `position_from` is the
-    first position of the range in which the memory fires most often.
+    `position` is the share of the entropy of being active that position explains, and `p` is its p-value.
+    `position_from` is the first position of the range in which the memory is active most often. Without a counts table,
+    these are NaN, -1 and 1.
     """
     memories = index.memories(layer)
     if not index.has("counts"):
@@ -45,19 +46,22 @@ def _blocks(index: Index, layer: int) -> Iterator[tuple[Counts, Counts, Counts]]
 
 
 def explained(fired: Counts, prefixes: Counts) -> NDArray[np.float64]:
-    """Return the share of the entropy of firing that position explains: mutual information / entropy, [n]."""
+    """Return the share of the entropy of being active that position explains: mutual information / entropy. [n]"""
+    from scipy.special import entr
+
     weights = prefixes / np.maximum(prefixes.sum(1, keepdims=True), 1)
     whole = fired.sum(1, keepdims=True) / np.maximum(prefixes.sum(1, keepdims=True), 1)
     information = (weights * _divergence(_rates(fired, prefixes, whole), whole)).sum(1)
-    entropy = -(_times_log(whole, whole) + _times_log(1 - whole, 1 - whole))[:, 0]
+    entropy = (entr(whole) + entr(1 - whole))[:, 0]
     return np.asarray(np.where(entropy > 0, information / np.where(entropy > 0, entropy, 1.0), 0.0))
 
 
 def p_of_positions(fired: Counts, prefixes: Counts, sentences: Counts) -> NDArray[np.float64]:
-    """Return the p-values [n] of the hypothesis that the rate of firing does not depend on position.
+    """Return p-values [n] of the hypothesis that the activation frequency does not depend on position.
 
-    This is a likelihood ratio test: one rate for each range of positions against one rate for all. Each sentence counts
-    as a single draw, because its prefixes may fire together. If they fire independently, p is too high.
+    This is a likelihood-ratio test of one rate for each range of positions against one rate for all ranges. Prefixes of
+    one sentence are not independent, so each sentence counts as a single observation. If the prefixes are independent,
+    p is too high.
     """
     from scipy.special import chdtrc
 
@@ -69,18 +73,13 @@ def p_of_positions(fired: Counts, prefixes: Counts, sentences: Counts) -> NDArra
 
 
 def _rates(fired: Counts, prefixes: Counts, whole: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the rate of firing in each range. An empty range gets the overall rate, which adds no difference."""
+    """Return the activation frequency in each range. An empty range has the overall one, so it makes no difference."""
     return np.where(prefixes > 0, fired / np.maximum(prefixes, 1), whole)
 
 
 def _divergence(rates: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the KL divergence, in nats, between Bernoulli distributions with rates [n, ranges] and `whole` [n, 1]."""
-    divergence = _times_log(rates, rates) - _times_log(rates, whole)
-    divergence += _times_log(1 - rates, 1 - rates) - _times_log(1 - rates, 1 - whole)
+    from scipy.special import rel_entr
+
+    divergence = rel_entr(rates, whole) + rel_entr(1 - rates, 1 - whole)
     return np.maximum(divergence, 0.0)  # rounding errors can make it slightly negative
-
-
-def _times_log(factor: NDArray[np.float64], of: NDArray[np.float64]) -> NDArray[np.float64]:
-    from scipy.special import xlogy
-
-    return np.asarray(xlogy(factor, of))

@@ -8,16 +8,17 @@
                      hardly reads                                                                   (Stolfo et al. 2024)
     token-frequency  the scores of the value follow the log frequency of tokens, |r| >= 0.5         (Stolfo et al. 2024)
     prediction       the scores of the value have heavy tails and positive skew                     (Gurnee et al. 2024)
-    suppression      heavy tails and negative skew                                                  (Gurnee et al. 2024)
-    partition        no heavy tails, but a much larger variance than random directions              (Gurnee et al. 2024)
+    suppression      the scores of the value have heavy tails and negative skew                     (Gurnee et al. 2024)
+    partition        the scores have no heavy tails but a larger variance than random directions    (Gurnee et al. 2024)
     enrichment       gated blocks: cosine of value and input weights >= 0.5                 (Gerstner and Schütze 2025)
     depletion        gated blocks: cosine of value and input weights <= -0.5                (Gerstner and Schütze 2025)
 
-Every rule except the first has a null hypothesis: triggers are drawn from the corpus, the activation frequency does
-not depend on position (positions.py), or the value has a random direction. A memory has a role if it reaches the size
-in the rule and its hypothesis is rejected at the false discovery rate over all memories that are tested for the role.
-The rate is controlled by Benjamini and Hochberg if the null distribution is known. For heavy tails, it is estimated
-with values in random directions. The ideas are from the cited papers. The thresholds are ours.
+Every rule except the first has a null hypothesis: the triggers are random prefixes of the corpus, the activation
+frequency does not depend on position (positions.py), or the value has a random direction. A memory has a role if it
+meets the threshold in the rule and its null hypothesis is rejected. The false discovery rate holds over all memories
+that are tested for the role. It is controlled by the method of Benjamini and Hochberg if the null distribution is
+known. For heavy tails, it is estimated with values in random directions. The ideas are from the cited papers, and the
+thresholds are ours.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,9 +30,9 @@ from numpy.typing import NDArray
 
 from memlens.stats import binomial_tail, decoy_q_values, q_values, upper_share
 
-FEWEST = 10  # triggers that the token and n-gram roles need
+FEWEST = 10  # minimum number of triggers for the token and n-gram roles
 COVERED, TOKENS = 0.9, 3
-LONGEST = 0.9  # quantile of the norms in a layer from which a value counts as long
+LONGEST = 0.9  # a value is long if its norm is at least this quantile of its layer
 FREQUENCY, ALONG = 0.5, 0.5
 EXPLAINED = 0.25  # minimum share of the entropy of being active that position explains
 Numbers = Mapping[str, NDArray[Any]]
@@ -43,10 +44,10 @@ def p_of_cosine(cosine: NDArray[Any], d: int) -> NDArray[np.float64]:
 
 
 def p_of_part(part: NDArray[Any], directions: int, d: int) -> NDArray[np.float64]:
-    """Return the p-value of the share of squared length that a random direction has in some of d dimensions (beta)."""
+    """Return the p-value of the share of a vector's squared length in some of d dimensions, for random directions."""
     from scipy.special import betainc
 
-    if d <= directions:  # all dimensions: the share is always 1
+    if d <= directions:  # the share in all dimensions is always 1
         return np.ones(len(part))
     p: NDArray[np.float64] = betainc((d - directions) / 2, directions / 2, np.clip(1 - part, 0, 1))
     return p
@@ -55,8 +56,8 @@ def p_of_part(part: NDArray[Any], directions: int, d: int) -> NDArray[np.float64
 def p_of_spread(spread: NDArray[Any], eigenvalues: NDArray[Any]) -> NDArray[np.float64]:
     """Return the p-value [n] of v G v >= spread for a random direction v, where G has these eigenvalues [d].
 
-    This is P(sum of (eigenvalue - spread) z^2 >= 0) for normal z, computed by the saddlepoint approximation of
-    Lugannani and Rice (https://doi.org/10.2307/1426607). Its relative error is a few percent even far into the tail.
+    This is P(sum of (eigenvalue - spread) z^2 >= 0) for normal z, computed with the saddlepoint approximation of
+    Lugannani and Rice (https://doi.org/10.2307/1426607). Its relative error is a few percent, even far in the tail.
     """
     from scipy.special import ndtr
 
@@ -81,7 +82,7 @@ def p_of_spread(spread: NDArray[Any], eigenvalues: NDArray[Any]) -> NDArray[np.f
 def p_of_endings(numbers: Numbers, tokens: int, prefixes: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the p-values of the triggers' most common last token, and of their most common last two tokens.
 
-    Both are corrected for the choice of the most common one: `tokens` is the number of different tokens in the corpus,
+    Both are corrected for selecting the most common ending. `tokens` is the number of distinct tokens in the corpus,
     any of which could be the last token or come before it. `prefixes` is the number of prefixes that could be triggers.
     """
     t, share = numbers["triggers"], upper_share(numbers["token_count"], prefixes)
@@ -97,7 +98,7 @@ def assign(
 ) -> tuple[dict[str, NDArray[np.bool_]], dict[str, NDArray[Any]]]:
     """Return a mask [n] of the memories with each role, and the q-values [n] of each hypothesis.
 
-    Each column of `numbers` and `p` has one value per memory. `decoys` has the columns for random directions.
+    Columns of `numbers` and `p` have one number per memory. Columns of `decoys` have one number per random direction.
     """
     alive = ~numbers["dead"]
     q = {name: _among(alive, numbers[name], partial(decoy_q_values, decoys=column)) for name, column in decoys.items()}
@@ -105,22 +106,22 @@ def assign(
     # the false discovery rate holds for the tested memories, so memories must be excluded before the test
     tested = {"weak": alive & numbers["is_long"], "variance": alive & ~heavy, "along": alive & numbers["gated"]}
     q |= {name: _among(tested.get(name, alive), column, lambda p: q_values(p, len(p))) for name, column in p.items()}
-    sure = {name: (column <= rate) & alive for name, column in q.items()}
+    is_significant = {name: (column <= rate) & alive for name, column in q.items()}
     enough = numbers["triggers"] >= FEWEST
-    few_tokens = enough & (numbers["token_cover"] >= COVERED) & sure["token"]
-    few_pairs = enough & (numbers["pair_cover"] >= COVERED) & sure["n-gram"]
+    few_tokens = enough & (numbers["token_cover"] >= COVERED) & is_significant["token"]
+    few_pairs = enough & (numbers["pair_cover"] >= COVERED) & is_significant["n-gram"]
     roles = {
         "dead": ~alive,
         "token": few_tokens & ~few_pairs,
         "n-gram": few_pairs,
-        "positional": sure["position"] & (numbers["position"] >= EXPLAINED),
-        "entropy": sure["weak"],
-        "token-frequency": sure["frequency"] & (np.abs(numbers["frequency"]) >= FREQUENCY),
+        "positional": is_significant["position"] & (numbers["position"] >= EXPLAINED),
+        "entropy": is_significant["weak"],
+        "token-frequency": is_significant["frequency"] & (np.abs(numbers["frequency"]) >= FREQUENCY),
         "prediction": heavy & (numbers["skew"] > 0),
         "suppression": heavy & (numbers["skew"] < 0),
-        "partition": sure["variance"],
-        "enrichment": sure["along"] & (numbers["cos_in_out"] >= ALONG),
-        "depletion": sure["along"] & (numbers["cos_in_out"] <= -ALONG),
+        "partition": is_significant["variance"],
+        "enrichment": is_significant["along"] & (numbers["cos_in_out"] >= ALONG),
+        "depletion": is_significant["along"] & (numbers["cos_in_out"] <= -ALONG),
     }
     return roles, q
 

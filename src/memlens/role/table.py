@@ -24,17 +24,14 @@ _NUMBERS = (
 )  # fmt: skip
 _HYPOTHESES = ("token", "n-gram", "weak", "frequency", "kurtosis", "variance", "along", "position")
 _AT_ONCE = 1 << 14  # memories per table
-DECOYS = 100_000  # minimum number of random directions: with fewer, rare heavy tails are not significant
+DECOYS = 100_000  # minimum number of random directions; with fewer, rare heavy tails could not be significant
 ROLES_SCHEMA = pa.schema(
     [
         ("layer", pa.int32()),
         ("memory", pa.int32()),
         ("role", pa.string()),  # first of the roles in the order of memory.ROLES; null without a role
         ("roles", pa.list_(pa.string())),
-        (
-            "position_from",
-            pa.int32(),
-        ),  # first position of the range in which the memory fires most often; null without counts
+        ("position_from", pa.int32()),  # first position of the range with the highest activation frequency, or null
         ("token", pa.int32()),  # most common last token of the triggers; null without triggers
         *((name, pa.float64()) for name in _NUMBERS),
         *((f"q_{name.replace('-', '_')}", pa.float64()) for name in _HYPOTHESES),
@@ -75,7 +72,7 @@ def compute_roles(
 def _measure(
     index: Index, model: MemoryModel, reading: str, seed: int, progress: Progress
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return columns of numbers and p-values of all memories, and the numbers of random directions."""
+    """Return the numbers and p-values of all memories as columns, and the numbers of random directions."""
     from memlens.role.endings import CorpusEndings, count_endings, trigger_ends
     from memlens.role.positions import position_numbers
     from memlens.role.weights import ValueReader, cosines_of
@@ -85,14 +82,14 @@ def _measure(
     counts = corpus.frequency[: model.vocabulary]
     dead = index.arrays("SELECT dead FROM {memories} ORDER BY layer, memory")["dead"]
     decoys = max(DECOYS / len(dead), 1)  # random directions per memory
-    parts, ps, drawn = [], [], []
+    parts, ps, kurtosis = [], [], []
     for done, layer in enumerate(index.layers):
         progress("roles", done, len(index.layers))
         memories = model.layers[layer]
         numbers: dict[str, Any] = {**ends[layer], **cosines_of(memories)}
         lens = ValueReader(model, layer, reading, counts)
         numbers |= lens.moments(memories.values)
-        drawn.append(lens.random_kurtosis(math.ceil(memories.memories * decoys), seed))
+        kurtosis.append(lens.random_kurtosis(math.ceil(memories.memories * decoys), seed))
         numbers["weak"] = lens.part_in_weak(memories.values)
         numbers["along_frequency"] = lens.along_frequency(memories.values)
         numbers["is_long"] = numbers["norm"] >= np.quantile(numbers["norm"], LONGEST)
@@ -115,11 +112,11 @@ def _measure(
     columns["pair_token_count"] = corpus.tokens[columns["pair"] & 0xFFFFFFFF]
     p = {name: np.concatenate([part[name] for part in ps]) for name in ps[0]}
     p["token"], p["n-gram"] = p_of_endings(columns, int((counts > 0).sum()), corpus.prefixes)
-    return columns, p, {"kurtosis": np.concatenate(drawn)}
+    return columns, p, {"kurtosis": np.concatenate(kurtosis)}
 
 
 def _tables(columns: dict[str, Any], has: dict[str, Any], q: dict[str, Any]) -> Iterator[pa.Table]:
-    """Yield rows of roles.parquet in blocks of memories."""
+    """Yield the rows of roles.parquet in blocks of memories."""
     for first in range(0, len(columns["memory"]), _AT_ONCE):
         part = slice(first, first + _AT_ONCE)
         numbers = {name: column[part] for name, column in columns.items()}
@@ -137,7 +134,7 @@ def _tables(columns: dict[str, Any], has: dict[str, Any], q: dict[str, Any]) -> 
 
 @dataclass(frozen=True)
 class LayerRoles:
-    """Counts of a layer's memories by role. A memory with several roles counts for each of them."""
+    """The number of a layer's memories with each role. A memory with several roles counts for each of them."""
 
     layer: int
     memories: int
@@ -167,17 +164,17 @@ class RoleEffect:
     norm: float | None  # mean length of the memories' values
     random_norm: float | None  # mean length over all random groups
     change: float | None  # mean over prefixes, in nats
-    random: tuple[float, ...]  # mean change of each random group
-    difference: float | None  # mean change minus the mean change of all random groups
+    random: tuple[float, ...]  # mean change for each random group
+    difference: float | None  # mean change minus the mean over random groups
     low: float | None  # ends of the interval of `difference`; None for fewer than two prefixes
     high: float | None
-    appears: bool | None  # None without such memories, or without others to compare them with
+    appears: bool | None  # None if there are no such memories, or no other memories to compare them with
 
     @property
     def verdict(self) -> str:
         if self.appears is not None:
             return "appears" if self.appears else "does not appear"
-        return "nothing to compare with" if self.memories else "no such memories"
+        return "no memories to compare with" if self.memories else "no such memories"
 
 
 def write_effects(index: Index, effects: Sequence[RoleEffect], seed: int) -> None:

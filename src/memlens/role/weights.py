@@ -1,4 +1,4 @@
-"""Statistics of weights: moments of each value's scores, its part in weak directions, and its cosine with the key."""
+"""Statistics of weights: moments of a value's scores, its share in weak directions, and its cosine with the key."""
 
 from collections.abc import Callable, Iterator
 
@@ -14,15 +14,15 @@ from memlens.stats import generator
 from memlens.vocab.kernels import score_blocks
 from memlens.vocab.table import through_norm
 
-WEAK = 1 / 20  # share of the directions that the unembedding reads; the least read ones count as weak
-_ROWS = 2048  # values or embeddings that are converted to float64 at once
+WEAK = 1 / 20  # share of the directions that count as weak: those with the smallest effect on the logits
+_ROWS = 2048  # number of values or embeddings to convert to float64 at once
 Arrays = dict[str, NDArray[np.float64]]
 
 
 class ValueReader:
     """Reads the values of a layer through the lens, over the tokens that occur in the corpus.
 
-    Other tokens are left out. Undertrained tokens form a distant cluster that would give every direction heavy tails.
+    Other tokens are left out: undertrained tokens form a distant cluster that gives every direction heavy tails.
     """
 
     def __init__(self, model: MemoryModel, layer: int, reading: str, counts: NDArray[np.int64]) -> None:
@@ -44,7 +44,7 @@ class ValueReader:
     def _embedding_sums(self) -> tuple[Tensor, Tensor]:
         """Return the sums over tokens of e e^T [d, d] and of e times the log frequency [d].
 
-        e is an embedding minus the mean embedding, because a softmax ignores what all tokens share.
+        e is an embedding minus the mean embedding, because a softmax does not depend on the mean.
         """
         device = self.model.device
         frequency, width = torch.from_numpy(self.frequency).to(device), self.model.width
@@ -71,10 +71,10 @@ class ValueReader:
         parts = [_moments(scores[:, self.tokens], self.frequency) for _, scores in blocks]
         moments = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         norm = _in_blocks(lambda block: at_least_float32(block).double().norm(dim=1), values)
-        has_length = norm > 0  # values of length 0 have no direction and get the usual numbers
+        has_length = norm > 0  # values of length 0 have no direction and get the numbers of a normal distribution
         moments["variance"] = np.where(has_length, moments["variance"] / np.where(has_length, norm, 1.0) ** 2, 0.0)
-        for name, usual in (("skew", 0.0), ("kurtosis", 3.0), ("frequency", 0.0)):
-            moments[name] = np.where(has_length, moments[name], usual)
+        for name, default in (("skew", 0.0), ("kurtosis", 3.0), ("frequency", 0.0)):
+            moments[name] = np.where(has_length, moments[name], default)
         return moments | {"norm": norm}
 
     def random_kurtosis(self, count: int, seed: int) -> NDArray[np.float64]:
@@ -86,18 +86,18 @@ class ValueReader:
         return np.concatenate(parts)
 
     def kurtosis(self, values: Tensor) -> Tensor:
-        """Return the kurtosis of the scores of each value [n, d], in a third of the time that all moments take."""
+        """Return the kurtosis of the scores of each value [n, d]. This takes a third of the time of all moments."""
         folded = (values.double() @ self.fold).float()
         second = torch.zeros(len(values), dtype=torch.float64, device=values.device)
         fourth = torch.zeros_like(second)
-        for _, embedding in self._embeddings():  # minus their mean, so that the mean score is 0
+        for _, embedding in self._embeddings():  # they are centered, so the mean score is 0
             squared = (folded @ embedding.float().T).square_()
             second += squared.sum(1, dtype=torch.float64)
             fourth += squared.square_().sum(1, dtype=torch.float64)
         return fourth * len(self.tokens) / second.square()
 
     def part_in_weak(self, values: Tensor) -> NDArray[np.float64]:
-        """Return the share of the weak directions in the part of each value's squared length that the lens reads."""
+        """Return the share of weak directions in the squared length of each value. Unread directions do not count."""
 
         def part(block: Tensor) -> Tensor:
             whole = (block.double() @ self.read).square().sum(1).clamp_min(1e-300)
@@ -106,7 +106,7 @@ class ValueReader:
         return _in_blocks(part, values)
 
     def along_frequency(self, values: Tensor) -> NDArray[np.float64]:
-        """Return the cosine of each value with the direction whose scores follow the log frequency most closely."""
+        """Return the cosine of each value with the direction whose scores correlate most with the log frequency."""
         return _in_blocks(lambda block: _cosines(block.double(), self.frequent[None]), values)
 
 
@@ -127,7 +127,7 @@ def _moments(scores: NDArray[np.float32], frequency: NDArray[np.float64]) -> Arr
 
 
 def cosines_of(memories: MemoryLayer) -> Arrays:
-    """Return cosines between input weights (up, or the key of a plain block), gate and value of each memory."""
+    """Return the cosines between input weights (up, or the key of a plain block), gate and value of each memory."""
     cosines: dict[str, list[NDArray[np.float64]]] = {"cos_in_out": [], "cos_gate_out": [], "cos_gate_in": []}
     for group in memories.groups:
         keys = group.keys

@@ -1,12 +1,12 @@
 """Coherence: whether the top tokens of a value are more similar than those of a random direction.
 
-A list of promoted tokens looks meaningful even if the value is random, because people find a theme in any ten words.
+The top tokens of a random vector look meaningful, too, because people see a theme in any ten words.
 
-1. The similarity of a list is the mean cosine of all pairs of its first ten tokens, in the model's output embedding.
-2. The null distribution is the similarity for 1,000 random directions of the same length as an average value. They are
-   seeded, read like the values of the layer, and limited to the same tokens.
-3. The coherence of a value is the share of random directions that are less similar. A list is clear if its coherence is
-   at least 0.99, so 1% of random directions are clear.
+1. The similarity of a list is the mean cosine over all pairs of its first ten tokens, in the model's output embedding.
+2. The null distribution contains the similarities for 1,000 seeded random directions with the mean length of values.
+   They are read like the values of the layer, and their lists may contain the same tokens.
+3. The coherence of a value is the share of random directions with a smaller similarity. A list is clear if its
+   coherence is at least 0.99, so that 1% of random directions have clear lists.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ from memlens.vocab.kernels import find_ends, score_blocks, thread_pool
 LISTED = 10  # number of tokens in a list to compare
 DIRECTIONS = 1000
 _ROWS_AT_ONCE = 256
-_COMPARED = 8  # number of directions used to recognize layers with the same reading
+_COMPARED = 8  # number of directions that are compared to detect layers with the same reading
 
 
 def list_similarities(embedding: NDArray[np.float32], tokens: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Return the mean cosine of all pairs of the first LISTED tokens of each row of `tokens`; 0 for a single token."""
+    """Return the mean cosine over all pairs of the first LISTED tokens in each row. It is 0 for a single token."""
     tokens = tokens[:, :LISTED]
     count = tokens.shape[1]
     similarities = np.zeros(len(tokens))
@@ -46,9 +46,9 @@ def list_similarities(embedding: NDArray[np.float32], tokens: NDArray[np.integer
 def random_similarities(
     model: MemoryModel, layers: Sequence[int], reading: str, listed: NDArray[np.int64] | None, seed: int = 0
 ) -> dict[int, NDArray[np.float64]]:
-    """Return the sorted similarities of random directions for each layer. Layers with the same reading share an array.
+    """Return the sorted similarities of random directions for each layer.
 
-    `listed` are the tokens that lists may contain, None for all.
+    Layers with the same reading share an array. `listed` are the tokens that lists may contain, None for all tokens.
     """
     random = generator(seed, "coherence").normal(size=(DIRECTIONS, model.width)).astype(np.float32)
     directions = torch.from_numpy(random / np.linalg.norm(random, axis=1, keepdims=True)).to(model.device)

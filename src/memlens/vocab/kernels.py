@@ -1,14 +1,14 @@
 """Vocabulary scores of many vectors, in blocks: highest and lowest tokens, softmax, entropy and ranks of each row.
 
-A block is a C-ordered array [rows, vocabulary] with one row per vector. The matrix [memories, vocabulary] never exists.
-Each row is read twice while it is in the cache:
+A block is a C-ordered array [rows, vocabulary] with one row per vector, so that the whole matrix [memories, vocabulary]
+is never in memory. Each row is read twice while it is in the cache:
 
-1. Compute the maximum of each lane without branches. A lane is every n-th token. The k-th highest lane maximum is a
-   lower bound of the k-th highest score, so only the lanes that reach it are read again, and few more than k scores
-   are sorted. The lowest scores are found in the same way.
+1. Divide the row into lanes, each of which contains every n-th token, and compute the maximum of each lane without
+   branches. The k-th highest of these maxima is a lower bound of the k-th highest score. Only the lanes that reach it
+   are read again, and few more than k scores are sorted. The lowest scores are found in the same way.
 2. Compute the softmax, its entropy and the rank of the target.
 
-Tokens are ordered by score (descending at the top, ascending at the bottom), then by id.
+Tokens are sorted by score (descending at the top, ascending at the bottom), then by id.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,19 +29,19 @@ FloatArray = NDArray[np.floating[Any]]
 IntArray = NDArray[np.integer[Any]]
 KeyArray = NDArray[np.uint64]
 
-# Few lanes are sorted quickly. Many lanes give a tight bound. MOST_LANES maxima fit the first-level cache. Lists
-# with more places have no bound.
+# Few lanes are sorted quickly, and many lanes give a tight bound. MOST_LANES maxima fit into the first-level cache.
+# Lists with more entries than lanes have no bound.
 _LANES_PER_PLACE, _LEAST_LANES, MOST_LANES = 2, 128, 1024
-_BLOCK_BYTES = 104 << 20  # large enough for full speed of the product; reused by every block
+_BLOCK_BYTES = 104 << 20  # large enough for a fast matrix product; every block uses the same memory
 _LEAST_ROWS = 128  # with fewer rows, reading the embedding takes longer than the product
 SCORE_BINS = 40
-_STEP = 64  # number of parallel sums, so that the bits do not depend on the vector width
-_GROUP = 32  # number of steps summed in float32 before adding in float64
+_STEP = 64  # number of parallel sums; a fixed number makes the bits independent of the processor's vector width
+_GROUP = 32  # number of steps that are summed in float32 before the sum is added in float64
 _LOW, _SHIFT = uint64(0xFFFFFFFF), uint64(32)
 _SIGN, _ALL = np.uint32(0x80000000), np.uint32(0xFFFFFFFF)
 
-# exp(x) = 2^n exp(r): n is x / ln 2, rounded by adding 1.5 * 2^23, and exp(r) is a series up to r^7. The compiler
-# vectorizes this, unlike the library's exp. Relative error < 1e-7.
+# exp(x) = 2^n exp(r), where n is x / ln 2, rounded by adding 1.5 * 2^23, and exp(r) is a series up to r^7. The compiler
+# can vectorize this, unlike the exp of the library. The relative error is below 1e-7.
 _LEAST = np.float32(-87.0)  # exp underflows below this
 _LOG2_E, _ROUND = np.float32(1.44269504), np.float32(12582912.0)
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
@@ -93,7 +93,7 @@ def find_ends(scores: FloatArray, k: int, pool: ThreadPoolExecutor | None = None
 
 
 def read_softmax(scores: FloatArray, ends: Ends, targets: IntArray, pool: ThreadPoolExecutor | None = None) -> Softmax:
-    """Return the softmax of every row. `targets` [rows] is -1 for rows without a target."""
+    """Return the softmax of every row. `targets` [rows] are the tokens to rank, -1 for none."""
     rows = len(scores)
     softmax = Softmax(ends.top_scores[:, 0].copy(), np.empty(rows), np.empty(rows), np.full(rows, -1, np.int64))
     targets = np.ascontiguousarray(targets, np.int32)
@@ -102,7 +102,7 @@ def read_softmax(scores: FloatArray, ends: Ends, targets: IntArray, pool: Thread
 
 
 def count_above(scores: FloatArray, tokens: IntArray, pool: ThreadPoolExecutor | None = None) -> IntArray:
-    """Return the number of tokens with a higher score than the given token in each row, [rows]; -1 for token -1."""
+    """Return, for each row, the number of tokens with a higher score than the given token. It is -1 for token -1."""
     above = np.full(len(scores), -1, np.int64)
     tokens = np.ascontiguousarray(tokens, np.int32)
     _in_parts(pool, len(scores), lambda first, last: _count_above_(scores, first, last, tokens, above))
@@ -110,7 +110,7 @@ def count_above(scores: FloatArray, tokens: IntArray, pool: ThreadPoolExecutor |
 
 
 def count_scores(scores: FloatArray, ends: Ends, pool: ThreadPoolExecutor | None = None) -> IntArray:
-    """Count tokens in bins of equal width from the lowest to the highest score, [rows, SCORE_BINS].
+    """Return the number of tokens in bins of equal width from the lowest to the highest score, [rows, SCORE_BINS].
 
     If all scores of a row are equal, they are in the first bin.
     """
@@ -130,7 +130,7 @@ def _in_parts(pool: ThreadPoolExecutor | None, rows: int, work: Callable[[int, i
 @compiled_part
 def _lane_extremes_(row: FloatArray, high: FloatArray, low: FloatArray) -> None:
     lanes = high.shape[0]
-    for c in range(lanes):  # a loop compiles faster than an array assignment
+    for c in range(lanes):  # loops compile faster than array assignments
         high[c], low[c] = row[c], row[c]
     for first in range(lanes, row.shape[0], lanes):
         part = row[first : min(first + lanes, row.shape[0])]
@@ -142,7 +142,7 @@ def _lane_extremes_(row: FloatArray, high: FloatArray, low: FloatArray) -> None:
 
 @compiled_part
 def _key(score: np.float32, token: int) -> int:
-    """Return an integer key that is larger for a higher score and, in ties, for a lower token. 0.0 equals -0.0."""
+    """Return an integer that is larger for higher scores and, among equal scores, for lower tokens. 0.0 equals -0.0."""
     bits = np.float32(score + _ZERO).view(np.uint32)
     ordered = bits ^ _ALL if bits & _SIGN else bits | _SIGN
     return (uint64(ordered) << _SHIFT) | (_LOW - uint64(token))
@@ -153,10 +153,10 @@ def _find_end_(
     row: FloatArray,
     extremes: FloatArray,  # [lanes]: maxima of the row times sign
     sign: np.float32,
-    ordered: FloatArray,  # [lanes] work space
-    keys: KeyArray,  # [vocabulary] work space
-    tokens: IntArray,  # [k] out
-    scores: FloatArray,  # [k] out
+    ordered: FloatArray,  # [lanes]: work space
+    keys: KeyArray,  # [vocabulary]: work space
+    tokens: IntArray,  # [k]: receives the tokens
+    scores: FloatArray,  # [k]: receives their scores
 ) -> None:
     k, lanes = tokens.shape[0], extremes.shape[0]
     for lane in range(lanes):
@@ -260,7 +260,9 @@ def _count_scores_(scores: FloatArray, first: int, last: int, ends: Ends, counts
         scale = np.float32(bins) / spread if spread > _ZERO else _ZERO
         for token in range(row.shape[0]):
             x = (row[token] - low) * scale
-            own[np.int32(x) if x >= _ZERO and x < bins else bins - 1] += 1  # also the highest score and NaN
+            own[np.int32(x) if x >= _ZERO and x < bins else bins - 1] += (
+                1  # the highest score and NaN go to the last bin
+            )
 
 
 def rows_per_block(vocabulary: int) -> int:
@@ -272,7 +274,7 @@ Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (vectors [rows, 
 
 
 def score_blocks(vectors: torch.Tensor, score: Score, vocabulary: int) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-    """Yield rows and their scores [rows, vocabulary]. The next block overwrites the scores."""
+    """Yield blocks of rows with their scores [rows, vocabulary]. The next block overwrites the scores."""
     step = min(rows_per_block(vocabulary), len(vectors))
     place = torch.empty(step, vocabulary, device=vectors.device, dtype=at_least_float32(vectors[:0]).dtype)
     for first in range(0, len(vectors), step):
@@ -301,7 +303,7 @@ def use_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def thread_pool() -> Iterator[ThreadPoolExecutor | None]:
-    """Yield a pool with as many threads as torch has, or None if it has one."""
+    """Yield a pool with as many threads as torch uses, or None if it uses only one."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield None

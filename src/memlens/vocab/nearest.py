@@ -1,7 +1,7 @@
-"""Nearest memories of all scanned layers, by the cosine of their keys or values.
+"""The nearest memories in all scanned layers, by the cosine of their keys or values.
 
-A key has the linear part of the norm before its block folded in (table.folded_keys), so that keys of different layers
-can be compared. In a gated block it is the key of the gate. A value is a row of the down projection.
+The linear part of the norm before a block is folded into its keys (table.folded_keys), so that keys of different layers
+can be compared. In a gated block, the key is that of the gate. A value is a row of the down projection.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIDES: tuple[Side, ...] = get_args(Side)
 
 @dataclass(frozen=True)
 class NearMemory:
-    """A memory and its cosine with the given one."""
+    """A memory and the cosine of its key or value with that of another memory."""
 
     name: MemoryId
     cosine: float
@@ -39,7 +39,7 @@ class NearMemory:
 def nearest_memories(
     index: Index, model: MemoryModel, memory: str | MemoryId, by: Side, limit: int = 12
 ) -> list[NearMemory]:
-    """Return the nearest memories by cosine, then by name. Summaries come from the index.
+    """Return the nearest memories, sorted by cosine and name, with summaries from the index.
 
     Raises:
         SettingError: `limit` is less than 1.
@@ -69,7 +69,7 @@ def _vectors(memories: MemoryLayer, by: Side) -> torch.Tensor:
 
 
 def _cosines(rows: torch.Tensor, one: torch.Tensor) -> NDArray[np.float32]:
-    """Return the cosine of each row with a vector, or 0 for a vector of length 0. [rows]"""
+    """Return the cosine of each row with a vector. It is 0 if either has length 0. [rows]"""
     lengths = rows.norm(dim=1) * one.norm()
     cosines: NDArray[np.float32] = ((rows @ one) / lengths.clamp(min=1e-30)).cpu().numpy()
     return cosines

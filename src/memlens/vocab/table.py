@@ -1,13 +1,13 @@
 """values.parquet and keys.parquet: the tokens that each value promotes and that each key matches.
 
 1. p(v) is the softmax of the lens scores of a value (see models/lens.py). Undertrained tokens (see tokens.py) are not
-   listed by default, but they count in p, entropy, argmax and ranks. Coherence says whether a list is clearer than that
-   of a random direction (see coherence.py).
+   listed by default, but they count in p, entropy, argmax and ranks. The coherence of a list shows whether it is
+   clearer than the list of a random direction (see coherence.py).
 2. The score of token e with key k is e . centered(gain * k) for a LayerNorm before the block, e . (gain * k) for an
-   RMSNorm, and e . k without a norm: the response of the key to the token's embedding alone, without bias, position and
-   attention. In a gated block, k is the key of the gate.
-3. Values are compared with the tokens after the top triggers. The last prefix of a sentence has no next token, and a
-   memory that never fires has no trigger. Their target is -1, and they are left out.
+   RMSNorm, and e . k without a norm. It is the response of the key to the embedding of the token alone, without bias,
+   position and attention. In a gated block, k is the key of the gate.
+3. Values are compared with the tokens that follow the top triggers. The target of a memory is -1 if its top-1 trigger
+   ends a sentence or if the memory has no trigger. Such memories are left out of comparisons.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -49,12 +49,12 @@ class NextTokens:
 
     @property
     def targets(self) -> NDArray[np.int32]:
-        """Return the token after the top-1 trigger, or -1, [memories]."""
+        """The token after the top-1 trigger, or -1. [memories]"""
         return self.tokens[:, 0]
 
     @cached_property
     def shuffled_targets(self) -> NDArray[np.int32]:
-        """Return the target of the next memory that has one, for each memory with a target, else -1. [memories]"""
+        """The target of the next memory with a target, for each memory with a target; -1 for others. [memories]"""
         shuffled = self.targets.copy()
         with_target = np.flatnonzero(shuffled >= 0)
         shuffled[with_target] = shuffled[np.roll(with_target, -1)]
@@ -89,8 +89,8 @@ VALUES_SCHEMA = pa.schema(
         ("norm", pa.float32()),  # length of the value in the checkpoint
         ("argmax", pa.int32()),
         ("target", pa.int32()),  # the token after the top-1 trigger; null if there is none
-        ("target_rank", pa.int32()),  # 1 + tokens with a strictly higher score
-        ("shuffled_rank", pa.int32()),  # rank of the next memory's target, as chance level
+        ("target_rank", pa.int32()),  # 1 + the number of tokens with a strictly higher score
+        ("shuffled_rank", pa.int32()),  # rank of the next memory's target, as a chance level
         ("tokens", _INTEGERS),
         ("p", _NUMBERS),
         ("bottom_tokens", _INTEGERS),
@@ -119,13 +119,13 @@ def compute_values(
 
     Args:
         index: The index to write to.
-        model: The scanned model, or its path. Default: the path that was scanned.
-        top: Tokens listed at each end.
-        reading: "folded" or "raw". Default: the model's own, and "raw" for an index made with a preset of the paper.
+        model: The scanned model or its location. Default: the location of the scan.
+        top: Number of tokens to list at each end.
+        reading: "folded" or "raw". Default: "raw" for an index made with a preset of the paper, otherwise the model's.
         vocabulary: "all", or "trained" to leave undertrained tokens out of lists, p and targets.
         untrained: List undertrained tokens. Always True for an index made with a preset of the paper.
         progress: Called with the number of completed memories.
-        make_pool: Makes the pool that works on layers. The bytes are the same on every pool with equal threads.
+        make_pool: Makes the pool that maps over layers. With equal threads, every pool gives the same bytes.
 
     Raises:
         SettingError: An option is not valid.
@@ -134,21 +134,21 @@ def compute_values(
     if top < 1:
         raise SettingError(f"--top is {top}; it must be 1 or more")
     for table in ("triggers", "corpus", "vocabulary"):
-        index.path(table)  # raises an error before any table is written if this one is missing
+        index.path(table)  # raises an error if the table is missing, before anything is written
     model = index.load_model(model)
-    chosen = model.lens.checked_reading(default_reading(index) if reading is None else reading)
+    reading = model.lens.checked_reading(default_reading(index) if reading is None else reading)
     untrained = untrained or index.manifest.settings.preset in _RAW_PRESETS
     trained = None if untrained and vocabulary == "all" else trained_tokens(index, model)
     kept = trained if vocabulary == "trained" else None
     listed = None if trained is None or not 0 < len(trained) < model.vocabulary else trained
     count = model.vocabulary if listed is None else len(listed)
-    notes: dict[str, Any] = {"top": min(top, count), "reading": chosen, "threads": torch.get_num_threads()}
+    notes: dict[str, Any] = {"top": min(top, count), "reading": reading, "threads": torch.get_num_threads()}
     notes |= {} if kept is None else {"vocabulary": vocabulary, "tokens": len(kept)}
     notes |= {} if listed is None else {"listed": len(listed)}
     notes |= {"untrained": True} if untrained else {}
     notes["from"] = {"triggers": index.manifest.sha256("triggers")}
     pool = make_pool(model)
-    values = VALUES_SCHEMA, value_tables(index, model, top, chosen, progress, pool=pool, kept=kept, listed=listed)
+    values = VALUES_SCHEMA, value_tables(index, model, top, reading, progress, pool=pool, kept=kept, listed=listed)
     index.write({"values": values}, lambda: {"values": notes})
     tables = {"tokens": (TOKENS_SCHEMA, token_tables(index, model))}
     tables |= {"keys": (KEYS_SCHEMA, key_tables(index, model, top, progress, pool=pool))}
@@ -167,21 +167,21 @@ def values_are_made(
     untrained: bool = False,
 ) -> bool:
     """Return True if the index holds intact tables with these settings."""
-    chosen = model.lens.checked_reading(default_reading(index) if reading is None else reading)
-    noted = index.manifest.values
+    reading = model.lens.checked_reading(default_reading(index) if reading is None else reading)
+    note = index.manifest.values
     untrained = untrained or index.manifest.settings.preset in _RAW_PRESETS
-    settings = noted.top, noted.reading, noted.vocabulary, noted.untrained
-    if settings != (min(top, noted.listed or model.vocabulary), chosen, vocabulary, untrained):
+    settings = note.top, note.reading, note.vocabulary, note.untrained
+    if settings != (min(top, note.listed or model.vocabulary), reading, vocabulary, untrained):
         return False
     if not all(index.is_whole(table) for table in ("values", "keys", "tokens")):
         return False
-    # Keys are written after the values. After an interruption, the keys may be those of an earlier call.
+    # keys are written after values, so after an interruption they may be those of an earlier call
     keys = index.sql("SELECT len(tokens) AS count FROM {keys} LIMIT 1")
     return [row["count"] for row in keys] == [min(top, len(model.lens.input_embedding))]
 
 
 def default_reading(index: Index) -> str | None:
-    """Return "raw" for the presets of the paper, otherwise None: the model's own default."""
+    """Return "raw" for an index made with a preset of the paper, otherwise None for the model's default."""
     return "raw" if index.manifest.settings.preset in _RAW_PRESETS else None
 
 
@@ -198,7 +198,8 @@ def value_tables(
 ) -> Iterator[pa.Table]:
     """Yield the rows of values.parquet, for some layers or all.
 
-    `kept` are the tokens that the softmax includes, `listed` those that lists may contain. None means all tokens.
+    `kept` are the tokens that the softmax includes, and `listed` are the tokens that lists may contain. None means all
+    tokens.
     """
     layers = index.layers if layers is None else layers
     listed = kept if listed is None else listed
@@ -243,7 +244,7 @@ def _layer_tables(
     count: MemoryCount,
     pool: Pool | None,
 ) -> Iterator[pa.Table]:
-    if pool is None or isinstance(pool, SerialPool):  # progress is reported block by block
+    if pool is None or isinstance(pool, SerialPool):  # progress can be reported after every block
         for item in items:
             yield from item.tables(model, count)
         return
@@ -258,7 +259,7 @@ def _run_layer(model: MemoryModel, item: "ValuesOfLayer | KeysOfLayer") -> list[
 
 @dataclass(frozen=True)
 class ValuesOfLayer:
-    """The values of one layer. Picklable, so that `tables` runs on any worker that has the model."""
+    """The work on the values of one layer. It can be pickled, so any worker with the model can run it."""
 
     following: NextTokens
     top: int
@@ -272,7 +273,7 @@ class ValuesOfLayer:
         parts: list[dict[str, NDArray[Any]]] = []
         values, kept = model.layers[layer].values, self.kept
         following = self.following if kept is None else self.following.among(kept, model.vocabulary)
-        listed = self.listed if kept is None else None  # with `kept`, lists may contain all of its tokens
+        listed = self.listed if kept is None else None  # with `kept`, lists may contain all these tokens
         k = min(self.top, *(len(tokens) for tokens in (kept, listed) if tokens is not None), model.vocabulary)
 
         def score(block: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
@@ -280,24 +281,24 @@ class ValuesOfLayer:
 
         with thread_pool() as pool:
             for rows, scores in score_blocks(values, score, model.vocabulary):
-                read_over = scores if kept is None else scores.take(kept, 1)
-                parts.append(_look_at(read_over, following, rows, k, pool, listed))
+                kept_scores = scores if kept is None else scores.take(kept, 1)
+                parts.append(_read_block(kept_scores, following, rows, k, pool, listed))
                 rows_done = len(scores)
-                del scores, read_over  # otherwise two blocks stay in memory while the next one is computed
+                del scores, kept_scores  # otherwise two blocks are in memory while the next one is computed
                 count(rows_done)
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         columns["norm"] = at_least_float32(values).norm(dim=1).cpu().numpy()
         _refuse_not_finite(columns, layer, model)
         if kept is not None:  # convert places in `kept` to tokens
             columns |= {name: kept[columns[name]] for name in ("argmax", "tokens", "bottom_tokens")}
-            known = np.where(following.tokens >= 0, self.following.tokens, -1)
-            following = NextTokens(layer, known, following.filled)
+            tokens = np.where(following.tokens >= 0, self.following.tokens, -1)
+            following = NextTokens(layer, tokens, following.filled)
         similarities = list_similarities(model.lens.embedding.cpu().numpy(), columns["tokens"])
         columns["coherence"] = np.where(columns["norm"] > 0, coherence(similarities, self.null), 0)
         yield from _value_rows(layer, columns, following)
 
 
-def _look_at(
+def _read_block(
     scores: NDArray[np.float32],
     following: NextTokens,
     rows: slice,
@@ -332,35 +333,35 @@ def _refuse_not_finite(columns: dict[str, NDArray[Any]], layer: int, model: Memo
         name = model.names.name(layer, int(np.flatnonzero(damaged)[0]))
         raise ModelError(
             f"the value of memory {name} has scores that are NaN or infinite; "
-            "the weights are damaged or the dtype is too small: try --dtype float32"
+            "the weights are damaged, or the dtype is too small: use --dtype float32"
         )
 
 
 def _value_rows(layer: int, columns: dict[str, NDArray[Any]], following: NextTokens) -> Iterator[pa.Table]:
     for part in _groups(len(following.targets)):
-        own = {name: column[part] for name, column in columns.items()}
+        rows = {name: column[part] for name, column in columns.items()}
         targets = following.targets[part]
         table = {
             "layer": np.full(len(targets), layer),
             "memory": np.arange(part.start, part.stop),
-            "max_p": own["max_p"],
-            "entropy": own["entropy"],
-            "norm": own["norm"],
-            "argmax": own["argmax"],
+            "max_p": rows["max_p"],
+            "entropy": rows["entropy"],
+            "norm": rows["norm"],
+            "argmax": rows["argmax"],
             "target": pa.array(targets, pa.int32(), mask=targets < 0),
-            "target_rank": pa.array(own["target_rank"], pa.int32(), mask=targets < 0),
-            "shuffled_rank": pa.array(own["shuffled_rank"], pa.int32(), mask=targets < 0),
-            "coherence": own["coherence"],
-            "trigger_p": _ragged(own["trigger_p"], following.tokens[part] < 0, following.filled[part]),
+            "target_rank": pa.array(rows["target_rank"], pa.int32(), mask=targets < 0),
+            "shuffled_rank": pa.array(rows["shuffled_rank"], pa.int32(), mask=targets < 0),
+            "coherence": rows["coherence"],
+            "trigger_p": _ragged(rows["trigger_p"], following.tokens[part] < 0, following.filled[part]),
         }
         for name in ("tokens", "p", "bottom_tokens", "bottom_p", "histogram"):
-            table[name] = _lists(own[name])
+            table[name] = _lists(rows[name])
         yield pa.table({field.name: _cast(table[field.name], field.type) for field in VALUES_SCHEMA}, VALUES_SCHEMA)
 
 
 @dataclass(frozen=True)
 class KeysOfLayer:
-    """The keys of one layer. Picklable, so that `tables` runs on any worker that has the model."""
+    """The work on the keys of one layer. It can be pickled, so any worker with the model can run it."""
 
     layer: int
     top: int
@@ -387,7 +388,7 @@ class KeysOfLayer:
 
 
 def router_tables(index: Index, model: MemoryModel, top: int) -> Iterator[pa.Table]:
-    """Yield the rows of routers.parquet: the tokens that match each expert's router row, computed as for keys."""
+    """Yield the rows of routers.parquet: the tokens that match each expert's row of the router, as for keys."""
     embedding = model.lens.input_embedding  # [tokens, d]
     for layer in index.layers:
         groups = [group for group in model.layers[layer].groups if isinstance(group, ExpertGroup) and group.router]
@@ -407,13 +408,13 @@ def folded_keys(memories: MemoryLayer) -> torch.Tensor:
 
 
 def through_norm(keys: torch.Tensor, memories: MemoryLayer) -> torch.Tensor:
-    """Fold the linear part of the norm before the block into rows, so that x . row = stream . result up to a scale."""
+    """Return keys as directions of the stream: x . key = stream . result, up to the scale of the norm."""
     keys = at_least_float32(keys)
     norm = memories.input_norm
     if norm is None:
         return keys
     keys = keys if norm.gain is None else keys * norm.gain
-    # Centering e is equivalent to centering the other factor.
+    # centering the stream is equivalent to centering the key
     return keys - keys.mean(-1, keepdim=True) if norm.centers else keys
 
 

@@ -1,16 +1,16 @@
 """tokens.parquet: count, embedding norm, training state and classes of each token.
 
-A token is undertrained if the model hardly saw it in training. Its output embedding was then moved only by the softmax,
-which pushes all such tokens in one direction (Land and Bartolo, 2024, https://arxiv.org/abs/2405.05417), or by weight
-decay, which shrinks it. A token counts as undertrained if its output embedding
+A token is undertrained if it was rare in the training text. The softmax then pushes its output embedding in a direction
+that all such tokens share (Land and Bartolo, 2024, https://arxiv.org/abs/2405.05417), or weight decay shrinks it. A
+token counts as undertrained in two cases:
 
-1. has a cosine above ALIKE with the direction that most tokens with a count of 0 share, whatever its own count (a token
-   that occurs in the corpus was not necessarily predicted in training), or
-2. has less than half the norm of every frequent token, and the token is rare in the corpus.
+1. Its output embedding has a cosine above ALIKE with the direction that most tokens with a count of 0 share. The count
+   of the token itself does not matter, because a token of the corpus was not necessarily predicted in training.
+2. Its output embedding has less than half the norm of every frequent token, and the token is rare in the corpus.
 
-Classes are clusters of the input embeddings of tokens that occur, by k-means on unit vectors: words that the model
-treats alike, such as months. Embeddings are rounded to small whole numbers, so that every product and sum is exact and
-the classes do not depend on threads or processor.
+Classes are clusters of the input embeddings of tokens that occur in the corpus, by k-means on unit vectors. They
+contain words that the model treats as similar, such as months. Embeddings are rounded to small whole numbers, so that
+every product and sum is exact and the classes do not depend on the number of threads or the processor.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ ALIKE = 0.9  # minimum cosine with the shared direction
 _OFTEN = 10  # minimum count of a frequent token
 _RARE = 5e-6  # maximum share of all tokens of the corpus
 _ROUNDS, _TURNS = 5, 12
-_SPREAD, _LARGEST = 32, 127  # whole numbers for one standard deviation and for the maximum
+_SPREAD, _LARGEST = 32, 127  # the whole numbers that stand for one standard deviation and for the maximum
 _TOKENS_AT_ONCE = 4096
 
 TOKENS_SCHEMA = pa.schema(
@@ -53,30 +53,33 @@ def token_tables(index: Index, model: MemoryModel) -> Iterator[pa.Table]:
         "trained": ~undertrained(output, counts[: model.vocabulary]),
     }
     embedding = model.lens.input_embedding.cpu().numpy()
-    there = np.flatnonzero(counts[: len(embedding)])
-    whole = whole_numbers(embedding[there])
+    occurring = np.flatnonzero(counts[: len(embedding)])
+    whole = whole_numbers(embedding[occurring])
     for name, size in CLASSES.items():
-        own = np.full(model.vocabulary, -1)
-        own[there] = k_means(whole, size)
-        columns[name] = pa.array(own, pa.int32(), mask=own < 0)
+        classes = np.full(model.vocabulary, -1)
+        classes[occurring] = k_means(whole, size)
+        columns[name] = pa.array(classes, pa.int32(), mask=classes < 0)
     yield pa.table(columns).cast(TOKENS_SCHEMA)
 
 
 def trained_tokens(index: Index, model: MemoryModel) -> NDArray[np.int64]:
-    """Return the tokens that are not undertrained, in order."""
+    """Return the tokens that are not undertrained, ascending."""
     counts = token_counts(index)[: model.vocabulary]
     return np.flatnonzero(~undertrained(model.lens.embedding.cpu().numpy(), counts))
 
 
 def tokens_read(index: Index) -> NDArray[np.int64] | None:
-    """Return the tokens that the softmax over values includes in this index, ascending, or None for all."""
+    """Return the tokens that the softmax of this index's values includes, ascending, or None for all tokens."""
     if index.manifest.values.vocabulary == "all":
         return None
     return np.flatnonzero(index.table("tokens", ["trained"]).column("trained").to_numpy(zero_copy_only=False))
 
 
 def undertrained(embedding: NDArray[np.float32], counts: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return a mask of the undertrained tokens, [vocabulary], from their output embeddings [vocabulary, d]."""
+    """Return a mask [vocabulary] of the undertrained tokens.
+
+    `embedding` [vocabulary, d] are the output embeddings, and `counts` [vocabulary] the counts in the corpus.
+    """
     often, rare = counts >= _OFTEN, counts <= _RARE * counts.sum()
     if not often.any():
         return np.zeros(len(counts), np.bool_)
@@ -87,21 +90,21 @@ def undertrained(embedding: NDArray[np.float32], counts: NDArray[np.int64]) -> N
         direction = unit[near].sum(0)
         close = unit @ (direction / max(float(np.linalg.norm(direction)), 1e-9)) > ALIKE
         near = close & (counts == 0)
-    is_shared = near.sum() >= max(3, (close & often).sum())  # otherwise ordinary tokens share this direction
+    is_shared = near.sum() >= max(3, (close & often).sum())  # otherwise, frequent tokens have this direction as well
     norms = np.linalg.norm(embedding, axis=1)
     mask: NDArray[np.bool_] = (close & is_shared) | (rare & (norms < norms[often].min() / 2))
     return mask
 
 
 def whole_numbers(embedding: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return centered unit vectors [tokens, d] as whole numbers from -_LARGEST to _LARGEST."""
+    """Center embeddings, scale them to unit length, and return them as whole numbers up to _LARGEST. [tokens, d]"""
     vectors = embedding.astype(np.float64) - (embedding.astype(np.float64).mean(0) if len(embedding) else 0)
     vectors /= np.maximum(np.sqrt((vectors**2).sum(1, keepdims=True)), 1e-12)
     return np.clip(np.rint(vectors * _SPREAD * np.sqrt(vectors.shape[1])), -_LARGEST, _LARGEST)
 
 
 def k_means(vectors: NDArray[np.float64], clusters: int) -> NDArray[np.int64]:
-    """Return the cluster of each vector of whole numbers. A cluster that loses all its vectors keeps its center."""
+    """Return the cluster of each vector of whole numbers. A cluster without vectors keeps its center."""
     clusters = min(clusters, len(vectors))
     if clusters == 0:
         return np.zeros(0, np.int64)
