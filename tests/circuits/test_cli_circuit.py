@@ -139,4 +139,4 @@ def test_a_task_that_the_model_does_not_do_is_refused(
     refused: Refused, tiny_gpt2: Path, rows: Any, write_pairs: Any
 ) -> None:
     swapped = [row | {"clean_answer": row["patch_answer"], "patch_answer": row["clean_answer"]} for row in rows]
-    assert "so it does not do this task" in refused("circuit", tiny_gpt2, "--pairs", write_pairs(swapped))
+    assert "so it cannot do this task" in refused("circuit", tiny_gpt2, "--pairs", write_pairs(swapped))

@@ -345,7 +345,7 @@ def test_memories_of_a_probe_link_to_their_triggers_and_values(
         code == 0
         and "best probe" in out
         and "permuted labels" in out
-        and ("predict the label with AUC" in out or "do not show that any memories predict" in out)
+        and ("predict the label with AUC" in out or "do not show that memories predict" in out)
         and "bag of words" in out
         and "top trigger" in out
     )

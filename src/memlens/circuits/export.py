@@ -1,9 +1,9 @@
 """Files of a circuit: the attribution graph that circuit-tracer and Neuronpedia read, and a drawing as SVG.
 
 In an attribution graph, memories are features of a "cross layer transcoder". The other memories of a layer and the
-biases are "mlp reconstruction error" nodes, which viewers draw as the unexplained rest. `influence` follows
-circuit-tracer: nodes are sorted by absolute relevance, and each has the cumulative share of the total up to it. A
-viewer that keeps nodes with an influence up to a threshold therefore keeps the most relevant ones.
+biases are "mlp reconstruction error" nodes, which viewers draw as the unexplained part. `influence` is defined as in
+circuit-tracer: nodes are sorted by absolute relevance, and the influence of a node is the cumulative share of the total
+up to this node. A viewer that shows nodes with an influence up to a threshold therefore shows the most relevant nodes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def attribution_graph(circuit: Circuit, groups: Mapping[str, Sequence[str]] | No
 
     Args:
         circuit: The circuit.
-        groups: Names of supernodes and the ids of their nodes; by default those of `group_nodes`.
+        groups: Supernodes by name, each with the ids of its nodes. Default: those of `group_nodes`.
     """
     from memlens import __version__
 
@@ -201,7 +201,7 @@ def _influences(circuit: Circuit) -> dict[str, float]:
 
 
 def _row(circuit: Circuit, node: Node) -> int:
-    """Return the position of a node among the fed tokens, or the last position if it covers all positions."""
+    """Return the position of a node in the model's input. A node without a position gets the last one."""
     return len(circuit.tokens) - 1 if node.position is None else node.position + circuit.shift
 
 
@@ -253,7 +253,8 @@ _EDGES_PER_NODE = 3
 def draw_svg(circuit: Circuit) -> str:
     """Return a drawing: layers from bottom to top, tokens from left to right, node areas by absolute relevance.
 
-    Blue raises the target and red lowers it. Only the strongest edges into each node are drawn, without "others" nodes.
+    Blue nodes and edges raise the target, and red ones lower it. Only the strongest edges into each node are drawn, and
+    "others" nodes are left out.
     """
     shown = [node for node in circuit.nodes if node.kind in ("embedding", "memory", "target")]
     levels = sorted({node.layer for node in shown if node.layer is not None})
@@ -289,7 +290,7 @@ def draw_svg(circuit: Circuit) -> str:
 
 
 def _draw_edges(circuit: Circuit, places: dict[str, tuple[float, float]]) -> list[str]:
-    """Return lines for the strongest edges into each drawn node, with widths by absolute weight."""
+    """Return lines for the strongest edges into each node. Their width shows the absolute weight."""
     edges = [
         edge
         for target in places

@@ -1,24 +1,24 @@
 """The frozen network of one prompt, in which a logit is linear in what embeddings, memories and biases write.
 
 1. Run the model once on the prompt. Freeze every attention weight (the output of each softmax), the scale of every norm
-   at every position, and one factor per memory. A plain memory m = f(z) with z = k.x + b keeps the ratio f(z) / z. A
-   gated memory m = f(g) u keeps f(g), and if the block adds a constant to u or clips it, the slope in u. With
-   `gate="half"` both factors of a gated memory carry half of it, as in LRP.
+   at every position, and one factor per memory. For a plain memory m = f(z) with z = k.x + b, the factor is f(z) / z.
+   For a gated memory m = f(g) u, it is f(g). If the block adds a constant to u or clips u, it is the slope in u. With
+   `gate="half"`, half of a gated memory is attributed to each of its two factors, as in LRP.
 2. Everything that remains is linear: the stream, the keys and the logits are sums over writes. A write is an embedding,
    a memory's coefficient times its value, or a bias.
 3. The relevance of a write is the write times the gradient of the target in the frozen network. One backward pass gives
    the relevance of every memory at every position.
-4. The edge from write i to memory j is what i adds to j's coefficient through norms and attention only, times the
-   gradient of the target with respect to j's coefficient. It needs a second graph in which coefficients are leaves.
-
+4. The edge from write i to memory j is the contribution of i to j's coefficient through norms and attention only, times
+   the gradient of the target with respect to j's coefficient. It is computed in a second graph in which coefficients
+   are leaves.
 5. An edge is split by the first attention head on its paths. With coefficients and head outputs as leaves, the head
-   outputs are linear in the writes. What a write i adds to the output of a head, times the gradient of j's coefficient
-   with respect to that output (over all later paths), is the part of the edge that enters attention through this head.
-   What reaches j without attention is the direct part.
+   outputs are linear in the writes. The part of the edge that enters attention through a head is the contribution of i
+   to the output of this head, times the gradient of j's coefficient with respect to this output over all later paths.
+   The direct part is the contribution that reaches j without attention.
 
-Conservation, checked on every prompt: embeddings and biases together sum to the target. Edges into j sum to the
-relevance of j, and edges out of i sum to the relevance of i. A network in which the first sum fails is rejected,
-because some part of it is not linear after freezing (for example a state space mixer).
+These sums are conserved. Embeddings and biases together sum to the target. Edges into j sum to the relevance of j, and
+edges out of i sum to the relevance of i. The first sum is checked on every prompt. If it fails, the network is
+rejected, because some part of it is not linear after freezing, such as a state space mixer.
 
 References: RelP (arXiv 2508.21258); Golden 2025, "Equivalent Linear Mappings of Large Language Models".
 """
@@ -43,7 +43,7 @@ from memlens.models.memory_model import MemoryModel
 
 Gate = Literal["value", "half"]
 Target = Callable[[Tensor], Tensor]  # logits [vocabulary] -> the number to explain
-CONSERVATION = 1e-3  # relative to the sizes of the summands; float32 sums deviate by about 1e-6
+CONSERVATION = 1e-3  # tolerance relative to the size of the terms; float32 sums deviate by about 1e-6
 
 _FROZEN = {
     torch.softmax,
@@ -67,8 +67,8 @@ _PRODUCTS = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.b
 class HeadOutputs:
     """Outputs of the attention heads of one layer, [heads, pos, d_head], before the output projection."""
 
-    linear: Tensor  # differentiable, linear in the block's input
-    used: Tensor  # the tensor that the network used: `linear`, or a leaf if heads are cut
+    linear: Tensor  # differentiable and linear in the block's input
+    used: Tensor  # the tensor that the network used: `linear`, or a leaf if heads are cut off
 
 
 class FreezeNonlinearities(TorchFunctionMode):
@@ -98,7 +98,7 @@ class FreezeNonlinearities(TorchFunctionMode):
         options = dict(kwargs or {})
         is_downcast = func is torch.Tensor.float or (func is torch.Tensor.to and args[1:] == (torch.float32,))
         if is_downcast and args[0].dtype == torch.float64:
-            return args[0]  # some norms compute in float32, which would limit float64 networks to 1e-7
+            return args[0]  # some norms compute in float32, which would limit the precision of float64 to 1e-7
         if func in _FROZEN:
             return func(*args, **options).detach()
         if func is nn.functional.layer_norm:
@@ -172,7 +172,7 @@ class LayerGraph:
 
     used: list[Tensor] = field(default_factory=list)  # tensors that the network used: linear + constant, or leaves
     linear: list[Tensor] = field(default_factory=list)  # the part that is linear in the block's input, differentiable
-    constant: list[Tensor] = field(default_factory=list)  # the rest: key biases, and f(0) if it is not 0
+    constant: list[Tensor] = field(default_factory=list)  # the remaining part: key biases, and f(0) if it is not 0
 
     @property
     def coefficients(self) -> Tensor:
@@ -201,7 +201,7 @@ class FrozenPass:
 
     @property
     def writes(self) -> list[Tensor]:
-        """All leaves that write to the stream: embedding, coefficients layer by layer, biases."""
+        """All leaves that write to the stream: the embedding, the coefficients of every layer, and the biases."""
         used = [tensor for graph in self.layers.values() for tensor in graph.used]
         return [self.embedding, *used, *self.biases]
 
@@ -240,7 +240,7 @@ def frozen_pass(
 
     Args:
         model: The model. Its dtype decides the precision of all sums.
-        tokens: The tokens to feed, [1, pos], BOS included.
+        tokens: The input tokens [1, pos], including BOS.
         target: The number to explain, from the logits of the last position before soft-capping.
         gate: What carries the relevance of a gated memory: `value` (its input u), or `half` for both factors alike.
         cut: Make the coefficients leaves, so that gradients pass through norms and attention only.
@@ -271,7 +271,7 @@ def _note_layer(mode: FreezeNonlinearities, layer: int, _state: Tensor) -> None:
 
 @contextmanager
 def _only_biases_require_grad(network: nn.Module) -> Iterator[tuple[nn.Parameter, ...]]:
-    """Make bias parameters the only parameters in the graph, and restore every flag afterwards."""
+    """Let only bias parameters require gradients inside the context, and restore all flags afterwards."""
     flags = {parameter: parameter.requires_grad for parameter in network.parameters()}
     biases = tuple(parameter for name, parameter in network.named_parameters() if name.endswith("bias"))
     try:
@@ -287,7 +287,7 @@ def _only_biases_require_grad(network: nn.Module) -> Iterator[tuple[nn.Parameter
 
 @contextmanager
 def _embedding_as_leaf(model: MemoryModel, embedding: list[Tensor]) -> Iterator[None]:
-    """Replace the input of the first block by a leaf with the same numbers."""
+    """Replace the input of the first block by a leaf with the same values."""
 
     def replace_input(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         leaf = first_input(arguments, named)[0].detach().clone().requires_grad_()
@@ -370,7 +370,7 @@ def _ratio(exact: Tensor, product: Tensor, group: MemoryGroup | None) -> Tensor:
 
 
 def check_conservation(model: MemoryModel, frozen: FrozenPass, gradients: Gradients) -> None:
-    """Raise UnsupportedModel if embeddings and biases do not sum to the target, so the network is not linear."""
+    """Raise UnsupportedModel if the network is not linear: embeddings and biases do not sum to the target."""
     total = (
         float((frozen.embedding.detach() * gradients.embedding).sum())
         + gradients.bias
@@ -386,7 +386,7 @@ def check_conservation(model: MemoryModel, frozen: FrozenPass, gradients: Gradie
 
 
 def constant_relevance(frozen: FrozenPass, gradients: Gradients) -> float:
-    """Return what the constant parts of all coefficients (key biases and f(0)) add to the target."""
+    """Return the contribution of the constant parts of all coefficients (key biases and f(0)) to the target."""
     parts = (
         float((torch.cat(graph.constant, 1) * gradients.coefficients[layer]).sum())
         for layer, graph in frozen.layers.items()

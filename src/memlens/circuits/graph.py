@@ -1,10 +1,11 @@
-"""The circuit of one prompt: tokens, memories and the target, connected by edges that add up.
+"""The circuit of one prompt: tokens, memories and the target, connected by edges that sum to relevances.
 
 1. Run the frozen network (frozen.py). One backward pass gives the relevance of every memory at every position.
 2. Select the memories with the largest absolute relevance. The other memories of each layer form one "others" node, and
-   all biases form one node, so that every sum still holds in the displayed graph.
-3. One backward pass per node, with all coefficients cut, gives the edges into the node from every earlier write.
-4. With `heads`, every edge is split by the first attention head on its paths (step 5 of frozen.py).
+   all biases form one node, so that all sums hold in the graph that is shown.
+3. Run one backward pass per node, with all coefficients as leaves. It gives the edges into this node from every earlier
+   write.
+4. With `heads`, split every edge by the first attention head on its paths (step 5 of frozen.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from memlens.models.memory_model import MemoryModel
 from memlens.tracer.prompt import Prompt, Source, open_model, read_prompt, read_token
 from memlens.tracer.result import name_memories
 
-_HEADS_SHOWN = 5  # strongest heads of an edge that are listed one by one; the others form one part
+_HEADS_SHOWN = 5  # number of strongest heads of an edge to list; the other heads form one part
 
 
 def circuit(
@@ -44,11 +45,11 @@ def circuit(
     Args:
         model: A model, or an index, which loads its model and names the memories.
         prompt: The text. The prediction after its last token is explained.
-        token: The token whose logit is explained; by default the model's prediction.
+        token: The token whose logit is explained. Default: the predicted token.
         against: A second token. The difference of the two logits is explained.
         nodes: How many memories to show one by one.
         gate: What carries the relevance of a gated memory: `value` (its input u), or `half` for both factors alike.
-        heads: Split every edge by the attention head through which it leaves its position.
+        heads: Split every edge by the first attention head on its paths.
         index: An index of the same model that names the memories.
 
     Returns:
@@ -79,7 +80,7 @@ def circuit(
 
 
 def check_length(tokens: int, what: str) -> None:
-    """Raise SettingError for a prompt of one token, BOS included, because it has no context to explain."""
+    """Raise SettingError for a prompt of a single token (BOS counts), because it has no context."""
     if tokens < 2:
         raise SettingError(f"{what} has one token; a circuit needs at least two")
 
@@ -128,7 +129,7 @@ def _explain(
 
 
 class _Parts:
-    """The nodes and edges of a circuit, computed from a frozen pass whose coefficients are cut."""
+    """The nodes and edges of a circuit, computed from a frozen pass whose coefficients are leaves."""
 
     def __init__(self, model: MemoryModel, prompt: Prompt, cut: FrozenPass, total: Gradients, count: int) -> None:
         self.model, self.prompt, self.cut, self.total = model, prompt, cut, total
@@ -139,7 +140,7 @@ class _Parts:
         self.heads: _HeadSplit | None = None
 
     def split_by_heads(self, apart: FrozenPass) -> None:
-        """Split edges by attention head, given a pass whose coefficients and head outputs are cut.
+        """Split edges by attention head, given a pass whose coefficients and head outputs are leaves.
 
         Raises:
             UnsupportedModel: The heads of a layer were not found.
@@ -149,7 +150,7 @@ class _Parts:
         self.heads = _HeadSplit(self.cut, apart, self._sources(), [self.model.layers[n].number for n in apart.heads])
 
     def _sources(self) -> dict[str, list[Tensor]]:
-        """Return the write of every node as tensors like those of `FrozenPass.writes`: all other entries are 0."""
+        """Return the write of every node in the form of `FrozenPass.writes`, with 0 for all other writes."""
         none = [torch.zeros_like(write, requires_grad=False) for write in self.cut.writes]
         embedding = self.cut.embedding.detach()
         sources = {f"E{row}": [_only(embedding, row), *none[1:]] for row in range(len(embedding))}
@@ -184,7 +185,7 @@ class _Parts:
         return selected
 
     def embeddings(self) -> Iterator[Node]:
-        """Yield one node per token that is fed, BOS included."""
+        """Yield one node per input token, including BOS."""
         amounts = (self.cut.embedding.detach() * self.total.embedding).sum(1).tolist()
         for row, (token, amount) in enumerate(zip(self._fed_tokens(), amounts, strict=True)):
             text = self.model.tokenizer.token_text(token)
@@ -212,7 +213,7 @@ class _Parts:
             )
 
     def others(self) -> Iterator[Node]:
-        """Yield one node per layer for the memories that are not selected, at all positions."""
+        """Yield one node per layer for the memories that are not selected, over all positions."""
         for layer, relevance in self.relevance.items():
             amount = float(self._without_selected(layer, relevance).sum())
             yield Node(f"others{layer}", "others", layer, None, f"other memories of layer {layer}", amount)
@@ -224,7 +225,7 @@ class _Parts:
         return rest
 
     def bias(self) -> Node:
-        """Return the node of all biases together."""
+        """Return one node for all biases."""
         amount = self.total.bias + sum(
             float((constant * self.total.coefficients[layer]).sum()) for layer, constant in self.constants.items()
         )
@@ -237,7 +238,7 @@ class _Parts:
         return Node("target", "target", None, len(self.prompt.tokens) - 1, name, value, number=token)
 
     def edges(self) -> Iterator[Edge]:
-        """Yield all edges that are not 0: into every selected memory, every "others" node and the target."""
+        """Yield all nonzero edges into every selected memory, every "others" node and the target."""
         yield from self._edges_into("target", _target_of, None, 0.0)
         for layer, gradient in self.total.coefficients.items():
             for row, number in self.selected[layer]:
@@ -272,7 +273,7 @@ class _Parts:
                 yield Edge(source, node, amount, self.heads.strongest(direct[source], by_head[source]))
 
     def _amounts(self, gradients: Gradients, constant: float) -> dict[str, float]:
-        """Return what each node adds, from the gradient with respect to its write."""
+        """Return the contribution of each node: its write times the gradient with respect to it."""
         amounts = {"bias": gradients.bias + constant}
         from_tokens = (self.cut.embedding.detach() * gradients.embedding).sum(1)
         amounts |= {f"E{row}": amount for row, amount in enumerate(from_tokens.tolist())}
@@ -286,7 +287,7 @@ class _Parts:
 
 
 class _HeadSplit:
-    """Contributions of every node to the output of every head, along paths without an earlier head."""
+    """The contributions of every node to the output of every head, along paths without an earlier head."""
 
     def __init__(self, cut: FrozenPass, apart: FrozenPass, sources: dict[str, list[Tensor]], layers: list[int]) -> None:
         self.apart, self.names = apart, list(sources)
@@ -294,8 +295,8 @@ class _HeadSplit:
         self.heads = [
             f"L{layer}H{head}" for layer, one in zip(layers, outputs, strict=True) for head in range(len(one))
         ]
-        # the outputs are linear in the writes, and so are gradients in their cotangents: differentiating the gradient
-        # with respect to the cotangents gives the outputs for any writes
+        # outputs are linear in the writes, and gradients are linear in their cotangents, so differentiating the
+        # gradient with respect to the cotangents gives the outputs for any writes
         cotangents = [torch.zeros_like(output, requires_grad=True) for output in outputs]
         gradients = torch.autograd.grad(
             outputs, apart.writes, cotangents, create_graph=True, allow_unused=True, materialize_grads=True

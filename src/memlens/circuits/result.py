@@ -1,4 +1,4 @@
-"""The records of a circuit: nodes, edges and the graph of one prompt. They need no model."""
+"""The records of a circuit: nodes, edges and the graph of one prompt. Reading them needs no model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Node:
     id: str
     kind: str  # "embedding", "memory", "others", "bias" or "target"
     layer: int | None
-    position: int | None  # counts the prompt's own tokens from 0; -1 is BOS
+    position: int | None  # position in the prompt, counted from 0; -1 is BOS
     name: str  # L5N94 for a memory, the token's text for an embedding
     relevance: float
     coefficient: float | None = None
@@ -23,7 +23,7 @@ class Node:
 
 @dataclass(frozen=True)
 class HeadPart:
-    """The part of an edge that enters attention through one head, like "L3H2", or bypasses attention ("direct")."""
+    """The part of an edge that enters attention through one head ("L3H2"), or that bypasses attention ("direct")."""
 
     head: str
     weight: float
@@ -53,7 +53,7 @@ class Circuit:
     model: str
     layers: int
     probability: float  # probability of the token
-    shift: int  # 1 if BOS is fed, which makes position 0 the second of `tokens`, otherwise 0
+    shift: int  # index of position 0 in `tokens`: 1 if the first token is BOS, otherwise 0
 
     def share(self, amount: float) -> str:
         """Return an amount as a share of the target's size, like "+12.3%", or the amount itself if the target is 0."""
@@ -65,11 +65,11 @@ class Circuit:
         return sorted((node for node in self.nodes if node.kind == "memory"), key=lambda node: -abs(node.relevance))
 
     def edges_into(self, node: str) -> list[Edge]:
-        """The edges into a node, largest absolute weight first."""
+        """Return the edges into a node, largest absolute weight first."""
         return sorted((edge for edge in self.edges if edge.target == node), key=lambda edge: -abs(edge.weight))
 
     def edges_out_of(self, node: str) -> list[Edge]:
-        """The edges out of a node, largest absolute weight first."""
+        """Return the edges out of a node, largest absolute weight first."""
         return sorted((edge for edge in self.edges if edge.source == node), key=lambda edge: -abs(edge.weight))
 
     def to_json(self) -> dict[str, Any]:

@@ -4,20 +4,22 @@ A task is a list of pairs: a clean prompt and a patch prompt with the same numbe
 of each. The metric is logit(clean answer) - logit(patch answer) at the last position of the clean prompt.
 
 1. Split the pairs into training and held-out pairs.
-2. Score every memory on the training pairs: the change of its coefficient from the patch prompt to the clean prompt,
-   times the gradient of the metric with respect to it, summed over positions. The methods differ in the gradient.
-   `integrated` (default): the mean gradient along the line from the input of the patch prompt to that of the clean
-   prompt. `relevance`: the gradient in the frozen network of the clean prompt, where both factors of a gated memory
-   carry half (RelP). `patching` (attribution patching): the gradient at the clean prompt.
-3. Rank memories by the absolute score. For each size k, keep the first k memories and set every other one to its mean
-   over the patch prompts of the training pairs, position by position.
+2. Score every memory on the training pairs. The score is the change of its coefficient from the patch prompt to the
+   clean prompt, times the gradient of the metric with respect to the coefficient, summed over positions. The methods
+   differ in the gradient. `integrated` (default) takes the mean gradient along the line from the input of the patch
+   prompt to the input of the clean prompt. `relevance` takes the gradient in the frozen network of the clean prompt,
+   where half of a gated memory is attributed to each of its factors (RelP). `patching` (attribution patching) takes the
+   gradient at the clean prompt.
+3. Rank memories by the absolute score. For each size k, keep the first k memories and set all other memories to their
+   means over the patch prompts of the training pairs, at each position.
 4. With `refine`, learn a mask over the 2% of memories with the largest absolute scores. A coefficient m becomes
    mean + mask (m - mean). Gradient descent minimizes three parts: the squared error of the metric if all other memories
    have their means; the squared difference from the metric without any memory if the mask is ablated and all other
    memories are kept; and a cost per memory. Errors are relative to the difference that all memories make. Memories
    with a mask above 0.5 are then ranked first.
-5. Faithfulness on held-out pairs: F = (m(C) - m(none)) / (m(all) - m(none)), where m is the mean metric. Complement:
-   the same with the circuit ablated and everything else kept. Random sets have as many memories of each layer.
+5. Measure the faithfulness F = (m(C) - m(none)) / (m(all) - m(none)) on held-out pairs, where m is the mean metric with
+   only these memories kept. The complement is the faithfulness of all memories outside of the circuit. Random sets
+   contain the same number of memories of each layer.
 
 References: Marks et al. 2024, "Sparse feature circuits"; Hanna et al. 2024, EAP-IG; MIB, where the area under the curve
 is called CPR.
@@ -54,10 +56,10 @@ Method = Literal["integrated", "relevance", "patching"]
 _FILE_LIMIT = 64 << 20  # bytes
 _NAMES = ("clean_prefix", "patch_prefix", "clean_answer", "patch_answer")
 _LEAST_PAIRS = 8
-_LEAST_ACCURACY = 0.6  # below this share of pairs the model does not do the task
+_LEAST_ACCURACY = 0.6  # minimum share of pairs in which the model prefers the clean answer
 _RESAMPLES = 1000
 _BATCH_TOKENS = 1024
-_CANDIDATES, _LEAST_CANDIDATES = 0.02, 50  # memories that a mask is learned for: a share, and at least this many
+_CANDIDATES, _LEAST_CANDIDATES = 0.02, 50  # share of memories for which a mask is learned, and their minimum number
 _MASK_STEPS, _MASK_RATE = 60, 0.2
 _MASK_COST = 5e-4  # cost of a memory: 100 memories cost as much as a squared relative error of 0.05
 _MASK_TOKENS = 128  # tokens per step
@@ -67,7 +69,7 @@ SHARES = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 @dataclass(frozen=True)
 class Pair:
-    """Two prompts that differ in the fact that the task tests, and the answer of each."""
+    """Two prompts that differ in the fact that the task tests, each with its answer."""
 
     clean_prefix: str
     patch_prefix: str
@@ -130,7 +132,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class TaskCircuit:
-    """The circuit of a task: ranked memories and the curve of faithfulness over sizes."""
+    """The circuit of a task: ranked memories, and the faithfulness by size."""
 
     pairs: int
     held_out: int
@@ -146,7 +148,7 @@ class TaskCircuit:
 
     @property
     def memories(self) -> list[MemoryId]:
-        """The memories of the smallest faithful circuit, or of the largest size if none is faithful."""
+        """The memories of the smallest faithful circuit, or of the largest circuit if none is faithful."""
         size = self.curve[-1].size if self.smallest is None else self.smallest.size
         return list(self.scores)[:size]
 
@@ -177,8 +179,8 @@ class _Batch:
 
     def metric(self, logits: Tensor) -> Tensor:
         """Return the metric [n] from logits [n, vocabulary] at the last position."""
-        chosen = logits.gather(1, self.answers)
-        return chosen[:, 0] - chosen[:, 1]
+        answers = logits.gather(1, self.answers)
+        return answers[:, 0] - answers[:, 1]
 
 
 def task_circuit(
@@ -194,20 +196,20 @@ def task_circuit(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> TaskCircuit:
-    """Find the memories that a task depends on, and measure on held-out pairs how faithful they are.
+    """Find the memories on which a task depends, and measure their faithfulness on held-out pairs.
 
         memlens.task_circuit("gpt2", "agreement.jsonl").smallest
 
     Args:
         model: A model or an index.
         pairs: Pairs, or a file that `read_pairs` reads.
-        held_out: Pairs to measure the circuit on, or a file. Default: a part of the pairs.
-        method: How memories are scored: `integrated` gradients over inputs, `patching` (gradients at the clean prompt),
-            or `relevance` in the frozen network.
-        steps: Points on the line between the two inputs. Fewer than 10 change which memories rank first.
+        held_out: Pairs for measuring the circuit, or a file. Default: a part of the pairs.
+        method: Method that scores memories: `integrated` gradients over inputs, `patching` (gradients at the clean
+            prompt), or `relevance` in the frozen network.
+        steps: Number of points on the line between the two inputs. With fewer than 10, the ranking changes.
         refine: Learn a mask over the memories with the largest scores, and rank those that it keeps first.
-        test: Share of the pairs that is held out if `held_out` is not given.
-        random_sets: Random sets per size, with as many memories of each layer.
+        test: Share of the pairs to hold out if `held_out` is None.
+        random_sets: Number of random sets per size. They have the same number of memories of each layer.
         seed: Seed of the split into training and held-out pairs, and of the random sets.
         progress: Called with the number of finished pairs and evaluated sizes.
 
@@ -252,7 +254,7 @@ def task_circuit(
 
 def _check_settings(rows: Sequence[Pair], steps: int, test: float, random_sets: int) -> None:
     if len(rows) < _LEAST_PAIRS:
-        raise SettingError(f"{len(rows)} pairs are too few to train on and to hold out; give at least {_LEAST_PAIRS}")
+        raise SettingError(f"{len(rows)} pairs are too few to split; give at least {_LEAST_PAIRS}")
     if steps < 1:
         raise SettingError(f"--steps is {steps}; it must be 1 or more")
     if not 0 < test < 1:
@@ -297,12 +299,12 @@ def _batches(model: MemoryModel, encoded: Sequence[tuple[list[int], list[int], l
 
 
 def _check_ability(model: MemoryModel, batches: Sequence[_Batch]) -> float:
-    """Return the share of pairs with a positive metric. Raises SettingError if the model does not do the task."""
+    """Return the share of pairs with a positive metric. Raises SettingError if the model cannot do the task."""
     metrics = torch.cat([batch.metric(_last_logits(model, batch.clean)) for batch in batches])
     accuracy = float((metrics > 0).double().mean())
     if accuracy < _LEAST_ACCURACY or float(metrics.mean()) <= 0:
         raise SettingError(
-            f"{model.name} prefers the clean answer in {accuracy:.0%} of {len(metrics)} pairs, so it does not do this "
+            f"{model.name} prefers the clean answer in {accuracy:.0%} of {len(metrics)} pairs, so it cannot do this "
             f"task; a circuit needs at least {_LEAST_ACCURACY:.0%}"
         )
     return accuracy
@@ -394,7 +396,7 @@ def _gradients(model: MemoryModel, batch: _Batch, states: Tensor) -> dict[int, T
     used: dict[int, list[Tensor]] = defaultdict(list)
 
     def keep(m: Tensor, _group: MemoryGroup, layer: int) -> Tensor:
-        # adding a leaf makes the tensor part of the graph even if nothing before it requires gradients
+        # adding a leaf makes the tensor part of the graph, even if no earlier tensor requires gradients
         kept = m + torch.zeros((), dtype=m.dtype, device=m.device, requires_grad=True)
         used[layer].append(kept)
         return kept
@@ -517,7 +519,7 @@ def _measure(
     starts = np.cumsum([0, *(len(scores[layer]) for layer in layers)])
 
     def run(kept: Tensor | None) -> Tensor:
-        """Return the metric of every held-out pair with only these memories (flat numbers) kept. None keeps all."""
+        """Return the metric of every held-out pair with only these memories (flat numbers) kept, or all for None."""
         edits = {}
         if kept is not None:
             mask = torch.zeros(len(flat), dtype=torch.bool)
@@ -559,8 +561,8 @@ def _measure(
     progress("sizes", len(sizes), len(sizes))
     curve = tuple(points[size] for size in sorted(points))
     ranked = [model.names.name(*_place(number, layers, starts)) for number in ranking[: curve[-1].size].tolist()]
-    chosen = ranked[: (smallest or curve[-1]).size]
-    # the first token has no context, and some memories are large only there
+    circuit = ranked[: (smallest or curve[-1]).size]
+    # the first token has no context, and some memories are large only at this token
     averages = torch.cat([means[layer][1:].double().mean(0).cpu() for layer in layers])
     return TaskCircuit(
         pairs,
@@ -573,7 +575,7 @@ def _measure(
         curve,
         smallest,
         _area(curve),
-        dict(zip(chosen, averages[ranking].tolist(), strict=False)),
+        dict(zip(circuit, averages[ranking].tolist(), strict=False)),
     )
 
 
@@ -588,9 +590,9 @@ def _place(number: int, layers: Sequence[int], starts: Any) -> tuple[int, int]:
     return layers[row], number - int(starts[row])
 
 
-def _random_set(chosen: Tensor, starts: Any, draw: np.random.Generator) -> Tensor:
-    """Return random memories, as many of each layer as there are among the chosen ones."""
-    counts = np.histogram(chosen.numpy(), bins=starts)[0]
+def _random_set(memories: Tensor, starts: Any, draw: np.random.Generator) -> Tensor:
+    """Return random memories with the same number of memories of each layer as in a circuit."""
+    counts = np.histogram(memories.numpy(), bins=starts)[0]
     parts = [
         first + draw.choice(last - first, count, replace=False)
         for first, last, count in zip(starts[:-1], starts[1:], counts, strict=True)
@@ -612,7 +614,7 @@ def _ratio_with_interval(kept: Tensor, everything: Tensor, nothing: Tensor, seed
 
 
 def _smallest_faithful(faithfulness: Callable[[int], float], sizes: Sequence[int]) -> int | None:
-    """Return the smallest size with a faithfulness in FAITHFUL, by bisection between two sizes of the curve."""
+    """Return the smallest size whose faithfulness is in FAITHFUL, found by bisection between two sizes."""
     low, high = FAITHFUL
     for below, size in zip([0, *sizes], sizes, strict=False):
         if low <= faithfulness(size) <= high:
@@ -628,7 +630,7 @@ def _smallest_faithful(faithfulness: Callable[[int], float], sizes: Sequence[int
 
 
 def _area(curve: Sequence[CurvePoint]) -> float:
-    """Return the area under faithfulness against the share of memories, with 0 at share 0 and 1 at share 1."""
+    """Return the area under the curve of faithfulness by share of memories, from (0, 0) to (1, 1)."""
     shares = [0.0, *(point.share for point in curve), 1.0]
     values = [0.0, *(point.faithfulness for point in curve), 1.0]
     return float(np.trapezoid(values, shares))

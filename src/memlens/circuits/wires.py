@@ -1,7 +1,7 @@
-"""Wires: the inputs that a key reads and the keys that a value feeds, from weights alone.
+"""Wires: the values that a key reads and the keys that a value feeds, computed from weights alone.
 
-1. Keys are folded through the norm before their block (vocab/table.py), and values through the post-norm after theirs,
-   so that both are directions of the residual stream. A gated memory has two keys: its gate and its up row.
+1. The norm before a block is folded into its keys (vocab/table.py), and the post-norm after a block into its values, so
+   that both are directions of the residual stream. A gated memory has two keys: its gate and its up row.
 2. A wire from memory i to a later memory j is the cosine of i's value with j's key. Attention and the scales of norms
    are left out: a wire is a connection at the same position.
 3. The cosine of random directions in d dimensions has standard deviation 1 / sqrt(d), so z = cosine * sqrt(d).
@@ -34,7 +34,7 @@ from memlens.models.memory_model import MemoryModel
 from memlens.tracer.prompt import read_prompt
 from memlens.vocab.table import through_norm
 
-Side = Literal["key", "up"]  # `key`: the key, or the gate of a gated block; `up`: the up row
+Side = Literal["key", "up"]  # `key` is the key, or the gate of a gated block; `up` is the up row
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Wire:
     """A connection between two memories."""
 
     memory: MemoryId
-    by: Side  # key of the later memory that the wire leads to
+    by: Side  # the key of the later memory to which the wire leads
     cosine: float
     z: float  # cosine in standard deviations of random directions
-    shared: float | None  # share of this memory's triggers that are also triggers of the other; None if not scanned
+    shared: float | None  # share of this memory's triggers that the other memory has, too; None if not scanned
     summary: str | None  # one-line summary of the other memory
 
 
@@ -104,14 +104,14 @@ def wires(index: Index, model: MemoryModel, memory: str | MemoryId, top: int = 1
         for by, rows in folded_keys(later).items()
         for other, cosine in _strongest(model, later.number, cosines(rows, value), top)
     ]
-    kept = [sorted(found, key=lambda wire: (-abs(wire[2]), wire[0], wire[1]))[:top] for found in (reads, feeds)]
-    others = sorted({other for found in kept for other, _, _ in found})
+    strongest = [sorted(side, key=lambda wire: (-abs(wire[2]), wire[0], wire[1]))[:top] for side in (reads, feeds)]
+    others = sorted({other for side in strongest for other, _, _ in side})
     shared = shared_triggers(index, name, others)
     summaries = read_summaries(index, [other for other in others if other.layer in index.layers])
     scale = model.width**0.5
     earlier_wires, later_wires = (
-        tuple(Wire(other, by, c, c * scale, shared.get(other), summaries.get(other)) for other, by, c in found)
-        for found in kept
+        tuple(Wire(other, by, c, c * scale, shared.get(other), summaries.get(other)) for other, by, c in side)
+        for side in strongest
     )
     return Wires(name, tuple(_tokens(model, keys, top)), earlier_wires, later_wires)
 
@@ -140,33 +140,34 @@ def cosines(rows: Tensor, one: Tensor) -> Tensor:
     return (rows @ one) / lengths.clamp(min=1e-30)
 
 
-def _strongest(model: MemoryModel, layer: int, found: Tensor, top: int) -> Iterator[tuple[MemoryId, float]]:
-    for number in found.abs().topk(min(top, len(found))).indices.tolist():
-        yield model.names.name(layer, number), float(found[number])
+def _strongest(model: MemoryModel, layer: int, cosine: Tensor, top: int) -> Iterator[tuple[MemoryId, float]]:
+    """Yield the memories of a layer with the largest absolute cosines, and these cosines."""
+    for number in cosine.abs().topk(min(top, len(cosine))).indices.tolist():
+        yield model.names.name(layer, number), float(cosine[number])
 
 
 def _tokens(model: MemoryModel, keys: dict[Side, Tensor], top: int) -> list[TokenWire]:
     """Return the tokens whose input embedding has the largest absolute cosine with a key."""
     embedding = model.lens.input_embedding
     if embedding.shape[1] != model.width:
-        return []  # embeddings that are projected before the first block
-    found = []
+        return []  # these embeddings are projected before the first block
+    tokens = []
     for by, key in keys.items():
         values = cosines(embedding, key)
         for token in values.abs().topk(min(top, len(values))).indices.tolist():
             cosine = float(values[token])
             text = model.tokenizer.token_text(token)
-            found.append(TokenWire(token, text, by, cosine, cosine * model.width**0.5))
-    return sorted(found, key=lambda wire: (-abs(wire.z), wire.token, wire.by))[:top]
+            tokens.append(TokenWire(token, text, by, cosine, cosine * model.width**0.5))
+    return sorted(tokens, key=lambda wire: (-abs(wire.z), wire.token, wire.by))[:top]
 
 
 def shared_triggers(index: Index, memory: MemoryId, others: Sequence[MemoryId]) -> dict[MemoryId, float]:
     """Return the share of a memory's top triggers (sentence and position) that are also top triggers of others."""
     scanned = [other for other in {*others, memory} if other.layer in index.layers]
     rows = index.rows_of("triggers", scanned, "sentence, position", where="\"end\" = 'top'")
-    places = {name: {(row["sentence"], row["position"]) for row in found} for name, found in rows.items()}
-    own = places.get(memory, set())
-    return {other: len(own & places[other]) / len(own) for other in scanned if other != memory and own}
+    prefixes = {name: {(row["sentence"], row["position"]) for row in triggers} for name, triggers in rows.items()}
+    own = prefixes.get(memory, set())
+    return {other: len(own & prefixes[other]) / len(own) for other in scanned if other != memory and own}
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ def validate_wires(index: Index, model: MemoryModel, pairs: Sequence[tuple[str, 
         index: The index with the triggers.
         model: Its model.
         pairs: Names of an earlier and a later memory.
-        triggers: Triggers of each later memory to run.
+        triggers: Number of triggers of each later memory to run.
     """
     predicted: list[float] = []
     measured: list[float] = []
@@ -202,7 +203,7 @@ def validate_wires(index: Index, model: MemoryModel, pairs: Sequence[tuple[str, 
 def _silence(model: MemoryModel, earlier: MemoryId, later: MemoryId, text: str) -> tuple[float, float]:
     """Return the predicted and the measured change of the later memory's coefficient at the last token of a text."""
     if "routed" in (earlier.kind, later.kind):
-        raise SettingError(f"{earlier} -> {later}: wires of routed experts cannot be validated; name dense memories")
+        raise SettingError(f"{earlier} -> {later}: wires of routed experts cannot be validated; use dense memories")
     fed = read_prompt(model, text).fed()
     source, target = model.layers[earlier.layer], model.layers[later.layer]
     (group, row), number = target.group_of(model.names.number(later)), model.names.number(earlier)

@@ -1,9 +1,10 @@
 """compare_indexes(): how much the paired memories of two indexes differ, with details of the first pairs.
 
-1. Pair memories: by name, or, for two layers, each memory of the first with the memory of the second that it overlaps
-   with most. Memories are read in blocks to bound memory use.
-2. change = 1 - Jaccard index of the two lists (see overlap.py). Triggers are compared by their prefixes if both indexes
-   have the same corpus, otherwise by their last tokens, because different corpora rarely share a prefix.
+1. Pair memories by name. For two layers, pair each memory of the first layer with the memory of the second layer that
+   has the largest overlap. Memories are read in blocks to limit memory use.
+2. change = 1 - Jaccard index of the two lists (see overlap.py). If both indexes have the same corpus, triggers are
+   compared by their prefixes. Otherwise, they are compared by their last tokens, because different corpora rarely share
+   a prefix.
 3. Sort by change. Read all overlaps and both sides of the first pairs, with one query per table and index.
 """
 
@@ -41,7 +42,7 @@ class MemorySide:
 
     memory: MemoryId
     coefficient: float | None  # largest coefficient; None without triggers
-    triggers: tuple[tuple[str, str], ...]  # the best prefixes: the text before the last token, and that token
+    triggers: tuple[tuple[str, str], ...]  # the best triggers: the text before the last token, and this token
     promotes: tuple[str, ...]  # tokens that the value promotes most; empty without a values table
     max_p: float | None
     name: str | None  # as in names.parquet
@@ -51,11 +52,11 @@ class MemorySide:
 
 @dataclass(frozen=True)
 class MemoryChange:
-    """One memory and its partner."""
+    """One memory and its partner in the other index."""
 
-    change: float  # from 0 (nothing) to 1 (everything)
+    change: float  # from 0 (nothing changed) to 1 (everything changed)
     triggers: Overlap  # prefixes by text and position; weights are |coefficients|
-    endings: Overlap  # last tokens by text; repeated ones count separately
+    endings: Overlap  # last tokens by text; repeated tokens count separately
     values: Overlap | None  # promoted tokens; weights are p
     patterns: Overlap | None  # weights are confidences
     before: MemorySide
@@ -70,7 +71,7 @@ class LayerChange:
     layer: int
     other: int  # layer of b
     memories: int
-    matched: int  # memories with a partner, except pairs with two empty lists
+    matched: int  # number of memories with a partner, without pairs of two empty lists
     mean_change: float | None  # mean over matched memories, None without any
     unchanged: int  # memories with change 0
     replaced: int  # memories with change 1
@@ -111,7 +112,7 @@ def compare_indexes(
     top: int = 20,
     alike: bool | None = None,
 ) -> IndexComparison:
-    """Find the memories that changed most, or least, between two indexes. See `memlens.compare` for the arguments.
+    """Find the memories that changed most or least between two indexes. See `memlens.compare` for the arguments.
 
     `layers` is required if the indexes have different shapes.
     """
@@ -140,7 +141,7 @@ def compare_indexes(
         matched=sum(layer.matched for layer in summaries),
         layers=summaries,
         alike=alike,
-        changes=tuple(_look_closer(a, b, _first_pairs(a, b, parts, top, alike), queries)),
+        changes=tuple(_read_changes(a, b, _first_pairs(a, b, parts, top, alike), queries)),
     )
 
 
@@ -154,15 +155,15 @@ def parse_pair(text: str) -> tuple[int, int]:
 
 
 def _queries(a: Index, b: Index, by: str) -> dict[str, ListQuery]:
-    """Return the lists that both indexes have. Raises IndexFolderError if the requested list is missing."""
+    """Return queries for the lists that both indexes have. Raises IndexFolderError if the requested one is missing."""
     queries = {"prefixes": ListQuery("prefixes"), "endings": ListQuery("endings")}
     queries["triggers"] = queries["prefixes" if _same_file(a, b, CORPUS) else "endings"]
     for index in (a, b):
         if by != "triggers":
-            index.path(by)  # raises an error that names the command to run if the table is missing
+            index.path(by)  # if the table is missing, raises an error that names the command to run
     if a.has("values") and b.has("values"):
-        noted = [index.manifest.values for index in (a, b)]
-        readings = [f"{note.reading} over {note.vocabulary} tokens" for note in noted]
+        notes = [index.manifest.values for index in (a, b)]
+        readings = [f"{note.reading} over {note.vocabulary} tokens" for note in notes]
         depth = min(index.manifest.values.top for index in (a, b))
         if readings[0] == readings[1]:
             queries["values"] = ListQuery("tokens" if _same_file(a, b, VOCABULARY) else "texts", depth)
@@ -184,22 +185,22 @@ def _refuse_other_shapes(a: Index, b: Index) -> None:
     if shapes[0] != shapes[1] or groups[0] != groups[1]:
         sizes = [f"{len(shape)} layers with {sum(shape.values()):,} memories" for shape in shapes]
         raise SettingError(
-            f"{a.folder} has {sizes[0]} and {b.folder} has {sizes[1]}, with other names; compare a layer of each by "
-            "counterpart, like --layers 3:5"
+            f"{a.folder} has {sizes[0]} and {b.folder} has {sizes[1]}, so names do not match; compare one layer of "
+            "each, like --layers 3:5"
         )
 
 
 @dataclass(frozen=True, eq=False)
 class _Pairs:
-    """Pairs of two layers, in order of a's memories. [pairs]"""
+    """Pairs of memories of two layers, in the order of a's memories."""
 
     layer: int
     other: int
     memories: IntArray
     partners: IntArray
     change: FloatArray
-    tie: FloatArray  # weighted overlap, which orders equal changes
-    looked_at: int  # all memories of a's layer, with or without a partner
+    tie: FloatArray  # weighted overlap, by which equal changes are sorted
+    compared: int  # number of a's memories, with or without a partner
 
 
 def _pairs_by_name(a: Index, b: Index, query: ListQuery) -> Iterator[_Pairs]:
@@ -218,7 +219,7 @@ def _pairs_by_name(a: Index, b: Index, query: ListQuery) -> Iterator[_Pairs]:
 
 
 def _blocks(index: Index) -> Iterator[tuple[list[int], range]]:
-    """Yield blocks of layers with equally many memories, or parts of a large layer, to bound queries and memory use."""
+    """Yield blocks of layers of the same size, or parts of a large layer. This limits queries and memory use."""
     for count, group in groupby(index.layers, key=index.memories):
         layers, several = list(group), max(1, _MEMORIES_AT_ONCE // max(count, 1))
         for at in range(0, len(layers), several):
@@ -238,13 +239,13 @@ def _pairs_by_counterpart(a: Index, b: Index, query: ListQuery, layer: int, othe
 def _first_pairs(
     a: Index, b: Index, parts: list[_Pairs], top: int, alike: bool
 ) -> list[tuple[MemoryId, MemoryId, float]]:
-    """Return the first `top` pairs with their change: by change, then by weighted overlap, then by name."""
+    """Return the first `top` pairs with their change, sorted by change, weighted overlap and name."""
     if not parts:
         return []
     change = np.concatenate([part.change for part in parts])
     tie = np.concatenate([part.tie for part in parts])
     sign = 1 if alike else -1
-    order = np.lexsort((-sign * tie, sign * change))[:top]  # stable: names are in order already
+    order = np.lexsort((-sign * tie, sign * change))[:top]  # this sort is stable, and names are already sorted
     columns: list[NDArray[Any]] = [
         np.concatenate([np.full(len(part.memories), part.layer) for part in parts]),
         np.concatenate([part.memories for part in parts]),
@@ -257,14 +258,14 @@ def _first_pairs(
 
 
 def _summaries(parts: list[_Pairs]) -> Iterator[LayerChange]:
-    """Yield one summary per layer, joined from the parts of the layer."""
+    """Yield one summary per layer."""
     for layer in sorted({part.layer for part in parts}):
         of_layer = [part for part in parts if part.layer == layer]
         change = np.concatenate([part.change for part in of_layer])
         yield LayerChange(
             layer,
             of_layer[0].other,
-            memories=sum(part.looked_at for part in of_layer),
+            memories=sum(part.compared for part in of_layer),
             matched=len(change),
             mean_change=float(change.mean()) if len(change) else None,
             unchanged=int((change == 0).sum()),
@@ -272,10 +273,10 @@ def _summaries(parts: list[_Pairs]) -> Iterator[LayerChange]:
         )
 
 
-def _look_closer(
+def _read_changes(
     a: Index, b: Index, pairs: list[tuple[MemoryId, MemoryId, float]], queries: Mapping[str, ListQuery]
 ) -> Iterator[MemoryChange]:
-    """Return all overlaps and both sides of each pair, in the same order."""
+    """Yield all overlaps and both sides of each pair, in the order of the pairs."""
     ours, theirs = [mine for mine, _, _ in pairs], [other for _, other, _ in pairs]
     before, after = _read_sides(a, ours), _read_sides(b, theirs)
     lists = {
@@ -298,7 +299,7 @@ def _look_closer(
 
 
 def _read_sides(index: Index, memories: list[MemoryId]) -> dict[MemoryId, MemorySide]:
-    """Return each memory with its best triggers, tokens, patterns and roles."""
+    """Return the triggers, top tokens, name, kind and roles of each memory."""
 
     def rows(table: str, columns: str) -> dict[MemoryId, list[dict[str, Any]]]:
         return index.rows_of(table, memories, columns) if index.has(table) else {}
@@ -308,18 +309,17 @@ def _read_sides(index: Index, memories: list[MemoryId]) -> dict[MemoryId, Memory
     names, kinds, roles = rows("names", "name"), rows("patterns", "kind"), rows("roles", "roles")
     sides = {}
     for memory in memories:
-        # the top triggers; a memory that is always negative has bottom triggers only
-        shown = top[memory] or bottom[memory]
+        triggers = top[memory] or bottom[memory]  # a memory that is never positive has only bottom triggers
         value = next(iter(values.get(memory, [])), None)
-        own_kinds = sorted({row["kind"] for row in kinds.get(memory, [])} - {"next"})
+        pattern_kinds = sorted({row["kind"] for row in kinds.get(memory, [])} - {"next"})
         sides[memory] = MemorySide(
             memory,
-            shown[0].coefficient if shown else None,
-            tuple((trigger.before, trigger.token) for trigger in shown),
+            triggers[0].coefficient if triggers else None,
+            tuple((trigger.before, trigger.token) for trigger in triggers),
             () if value is None else tuple(index.vocabulary[token] for token in value["tokens"]),
             None if value is None else value["max_p"],
             names[memory][0]["name"] if names.get(memory) else None,
-            ("both" if len(own_kinds) == 2 else (*own_kinds, "none")[0]) if index.has("patterns") else None,
+            ("both" if len(pattern_kinds) == 2 else (*pattern_kinds, "none")[0]) if index.has("patterns") else None,
             tuple(roles[memory][0]["roles"]) if roles.get(memory) else None,
         )
     return sides
@@ -327,5 +327,5 @@ def _read_sides(index: Index, memories: list[MemoryId]) -> dict[MemoryId, Memory
 
 def _same_file(a: Index, b: Index, name: str) -> bool:
     """Return True if both manifests have the same checksum of this file."""
-    facts = a.manifest.files.get(name)
-    return facts is not None and facts == b.manifest.files.get(name)
+    file = a.manifest.files.get(name)
+    return file is not None and file == b.manifest.files.get(name)

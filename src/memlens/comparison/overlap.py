@@ -1,19 +1,19 @@
-"""Overlap of two memories, each given as a list of keys with weights.
+"""Overlap of two memories, each of which is a list of keys with weights.
 
     jaccard(A, B)  = |A ∩ B| / |A ∪ B|
-    weighted(A, B) = Σ min(a_k, b_k) / Σ max(a_k, b_k), a missing key weighing 0 (the Ruzicka similarity)
+    weighted(A, B) = Σ min(a_k, b_k) / Σ max(a_k, b_k), where a missing key has weight 0 (the Ruzicka similarity)
 
-Two empty lists are equal. Sums are added in a fixed order, so that equal tables give equal bits. Five lists of a
-memory can be read from an index:
+Two empty lists are equal. Sums are added in a fixed order, so that equal tables give equal bits. Five kinds of lists
+can be read from an index:
 
-    prefixes   end, position and text of each trigger's prefix; weight |coefficient|
-    endings    text of each trigger's last token, numbered if it occurs again; weight |coefficient|
-    tokens     tokens that the value promotes, by id if both indexes have one vocabulary, else by text; weight p
-    patterns   names of the patterns, equal for equal patterns of different memories; weight confidence
-    roles      the roles of the memory; weight 1
+    prefixes   end, position and text of each trigger; the weight is |coefficient|
+    endings    text of each trigger's last token, with a number for repeated tokens; the weight is |coefficient|
+    tokens     promoted tokens, by id if both indexes have the same vocabulary, otherwise by text; the weight is p
+    patterns   names of the patterns, equal for equal patterns of different memories; the weight is the confidence
+    roles      roles of the memory; the weight is 1
 
 Keys are compared by their hashes, except for the few pairs that are shown. If several entries have the same key, only
-the strongest one counts.
+the strongest entry counts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ from memlens.index.reader import Index
 from memlens.memory import MemoryId
 
 _PAIRS_AT_ONCE = 1 << 22  # pairs of rows with the same key that are counted at once
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: sets hashes of different memories apart
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio; makes the hashes of different memories differ
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -40,7 +40,7 @@ _TRIGGERS = """
 SELECT t.layer, t.memory, t."end" AS part, t.rank AS place, abs(t.coefficient) AS weight, KEY({parts}) AS key
 FROM {{triggers}} t JOIN {texts} c USING (sentence{also}) WHERE {{where}}
 """
-# a prefix may trigger several memories, so its text is built or hashed only once
+# build or hash the text of each prefix only once, because it may trigger several memories
 _PREFIXES = f"""(
     SELECT t.sentence, t.position, TEXT({_PREFIX}) AS prefix
     FROM (SELECT DISTINCT t.sentence, t.position FROM {{triggers}} t WHERE {{where}}) t
@@ -76,7 +76,7 @@ _IN_ORDER = "SELECT layer, memory, {key} AS key, weight FROM ({entries}) ORDER B
 
 @dataclass(frozen=True, eq=False)
 class KeyLists:
-    """The lists of many memories, concatenated. Within a memory, the strongest row comes first."""
+    """The lists of many memories, concatenated. The strongest row of each memory comes first."""
 
     owners: IntArray  # [rows]: number of the memory, ascending
     keys: NDArray[np.uint64]  # [rows]: 64-bit hashes, which collide within a memory with probability 10^-15
@@ -84,20 +84,20 @@ class KeyLists:
 
     @cached_property
     def distinct(self) -> tuple[NDArray[np.uint64], IntArray]:
-        """The sorted ids of all pairs of owner and key, and the first row of each."""
+        """The sorted ids of all distinct pairs of owner and key, and the first row of each pair."""
         ids, rows = np.unique(self.keys + self.owners.astype(np.uint64) * _SPREAD, return_index=True)
         return ids, rows
 
 
 @dataclass(frozen=True)
 class ListQuery:
-    """One of the queries above, and the number of entries that it reads of each memory."""
+    """The name of a list, and the number of entries of each memory to read."""
 
     name: str
     depth: int = 0
 
     def read(self, index: Index, layers: Sequence[int], memories: range) -> KeyLists:
-        """Return the lists of these memories of some layers. Owners are numbered through all layers."""
+        """Return the lists of a range of memories in some layers. Owners are numbered over all these layers."""
         condition = f"t.memory >= {memories.start} AND t.memory < {memories.stop}"
         rows = index.arrays(
             self._sql("hash(", "hash(key)", f"t.layer IN ({', '.join(map(str, layers))}) AND {condition}")
@@ -108,7 +108,7 @@ class ListQuery:
         return KeyLists(owners, rows["key"], rows["weight"].astype(np.float64))
 
     def read_texts(self, index: Index, memories: Iterable[MemoryId]) -> dict[MemoryId, dict[Any, float]]:
-        """Return {memory: {key: weight}} of a few memories, with keys as text instead of hashes."""
+        """Return {memory: {key: weight}} for a few memories, with texts instead of hashes as keys."""
         names = index.names
         wanted = ", ".join(f"({memory.layer}, {names.number(memory)})" for memory in sorted(set(memories)))
         lists: dict[MemoryId, dict[Any, float]] = {}
@@ -125,9 +125,9 @@ class ListQuery:
 
 @dataclass(frozen=True)
 class Overlap:
-    """The entries that the lists of two memories share."""
+    """The overlap of the lists of two memories."""
 
-    shared: int
+    shared: int  # number of shared entries
     a: int  # number of distinct entries in a's list
     b: int
     jaccard: float
@@ -145,7 +145,7 @@ def overlap_of(a: dict[Any, float], b: dict[Any, float]) -> Overlap:
 
 
 def memory_by_memory(a: KeyLists, b: KeyLists, count: int) -> tuple[FloatArray, FloatArray]:
-    """Return the Jaccard index and the weighted overlap of each memory in a with the same memory in b. [count] each"""
+    """Return the Jaccard index [count] and the weighted overlap [count] of each memory in a with the same one in b."""
     (ids_a, rows_a), (ids_b, rows_b) = a.distinct, b.distinct
     places = np.searchsorted(ids_b, ids_a)  # both are sorted, so this is faster than sorting them together
     in_a = np.flatnonzero(places < len(ids_b))
@@ -170,8 +170,8 @@ def best_counterparts(
 ) -> tuple[IntArray, FloatArray]:
     """Return, for each memory of a, the memory of b with the highest Jaccard index, and that index.
 
-    Ties go to the lowest number. A memory that shares nothing has partner -1. With `itself`, both are the same layer,
-    and no memory is its own counterpart.
+    Ties go to the lowest number. A memory without any overlap has partner -1. With `itself`, both are the same layer,
+    and a memory is not its own counterpart.
     """
     owners_a, keys_a, owners_b, keys_b, keys = _number_keys(a, b)
     size_a, size_b = np.bincount(owners_a, minlength=count_a), np.bincount(owners_b, minlength=count_b)
@@ -213,7 +213,7 @@ def _in_order(rows: IntArray, count: int) -> IntArray:
 
 
 def _ranges(owners: IntArray, times: IntArray, count_a: int, count_b: int) -> list[tuple[int, int]]:
-    """Return ranges of a's memories whose pairs fit in memory, each with at least one memory."""
+    """Return ranges of a's memories whose pairs fit in memory. Each range has at least one memory."""
     work = np.bincount(owners, times, count_a) + count_b
     part = (np.cumsum(work) // _PAIRS_AT_ONCE).astype(np.int64)
     edges = np.flatnonzero(np.diff(part, prepend=-1, append=-1)).tolist() if count_a else []

@@ -1,4 +1,4 @@
-"""Coefficients of all memories and residual states, at the last token of each text or pooled over its tokens."""
+"""Coefficients of memories and residual states, at the last token of each text or pooled over its tokens."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -27,7 +27,8 @@ def encode_texts(
 ) -> tuple[list[list[int]], int]:
     """Return the tokens of each text without BOS, and the number of truncated texts.
 
-    A text longer than the context of the model (or `max_length`) loses its start, because a probe reads the last token.
+    Texts longer than the model's context or `max_length` are truncated at the start, because a probe reads the last
+    token.
     """
     before = int(model.tokenizer.adds_bos)
     limits = [limit for limit in (model.context and model.context - before, max_length) if limit is not None]
@@ -49,7 +50,7 @@ def read_activations(
 ) -> Iterator[Layer]:
     """Yield the coefficients and residual states of all texts, layer by layer.
 
-    Both are taken at the last token, or as the mean or maximum over tokens. States are those after the block. One pass
+    Both are taken at the last token, or as the mean or maximum over tokens. States are taken after the block. One pass
     reads as many layers as fit in memory.
     """
     selected = [layer for layer in layers if model.layers[layer].groups]
@@ -107,7 +108,7 @@ def _run(
 
 
 class TokenPool:
-    """Reduces the rows of all tokens in a batch to one row per text."""
+    """Reduces the rows of all tokens of a text to one row per text."""
 
     def __init__(self, at: str, lengths: Sequence[int], shift: int, device: torch.device) -> None:
         self.at = at
@@ -117,7 +118,7 @@ class TokenPool:
         self.own = (places >= shift) & (places < ends[:, None])  # [batch, pos]: neither BOS nor padding
 
     def rows(self, block: CoefficientBlock) -> NDArray[Any]:
-        """Return the rows of the last tokens without copying the others."""
+        """Return the rows of the last tokens. The other rows are not copied."""
         batch = torch.arange(len(self.last), device=self.last.device)
         return _array(block.at(batch * block.shape[1] + self.last)[0])
 

@@ -1,16 +1,17 @@
 """Fit probes with scikit-learn: rank columns by mean difference, fit a regularized linear model, score it.
 
 1. Standardize each column on the training part.
-2. Rank columns by the difference between the mean of a class and the mean of all others, in standard deviations. With
-   several classes, a column is ranked by its largest difference. With numeric labels, it is ranked by its correlation.
-3. Choose the strength of regularization on a held-out fifth of the training part: standardize, rank and fit on the
-   other four fifths, and take the strength that gives the held-out labels the highest likelihood.
+2. Rank columns by the difference between the mean of a class and the mean of all other texts, in standard deviations.
+   With several classes, a column is ranked by its largest difference. With numeric labels, it is ranked by its
+   correlation.
+3. Choose the regularization strength on a held-out fifth of the training part: standardize, rank and fit on the other
+   four fifths, and use the strength that gives the held-out labels the highest likelihood.
 4. Fit a logistic regression (ridge regression for numeric labels) on the first k columns of the whole training part.
 5. Score it on the test part: the area under the ROC curve for two classes, accuracy for several, Pearson's correlation
    for numbers.
 
-The best fit is the one with the fewest columns within one standard error of the highest held-out likelihood. The chance
-level is the score of the best fit repeated with labels permuted within the training part and within the test part.
+The best fit has the fewest columns among the fits within one standard error of the highest held-out likelihood. The
+chance level is the score of the best fit when labels are permuted within the training part and within the test part.
 
 Ranking by mean difference, and k = 1, 2, 4 ... 512, follow Gurnee et al. 2023 (https://arxiv.org/abs/2305.01610) and
 Kantamneni et al. 2025 (https://arxiv.org/abs/2502.16681).
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from memlens.probing.labels import LabeledTexts
 from memlens.stats import Estimate, correlation_estimate, generator, roc_estimate, wilson
 
-STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # values of C in scikit-learn for columns of variance 1
+STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # values of scikit-learn's C for columns of variance 1
 WORD_STRENGTHS = (1e-1, 1.0, 1e1, 1e2, 1e3)  # values of C for rows of length 1
 HELD = 0.2  # share of the training part that is held out
 _NUMBERS_AT_ONCE = 1 << 24  # limit for float64 activations in memory
@@ -55,9 +56,9 @@ class Split:
     def permuted(self, part: int = 0) -> "Split":
         """Return the same split with permuted labels.
 
-        Labels are permuted within each part, so a part keeps its number of texts of each class. Test labels must be
-        permuted too: with the true labels, a probe would score close to 0 or 1 if the largest direction of the model
-        separates the classes. Which of the two depends on the permuted training labels.
+        Labels are permuted within each part, so each part keeps its number of texts of each class. The test labels must
+        be permuted as well. Otherwise, if the direction of largest variance separates the classes, a probe would score
+        close to 0 or close to 1, depending on the permuted training labels.
         """
         random, y = generator(self.seed, "probe chance", part), self.labels.y.copy()
         for rows in (self.train, self.test):
@@ -65,7 +66,7 @@ class Split:
         return replace(self, labels=replace(self.labels, y=y))
 
     def held_out(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the rows of the training part to fit on, and the rows held out to choose the strength."""
+        """Divide the training part into rows to fit on and rows that are held out to choose the strength."""
         from sklearn.model_selection import train_test_split
 
         stratify = None if self.kind == "number" else self.y
@@ -90,7 +91,7 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Activations of all texts as standardized columns. They are converted to float64 only for fitting."""
+    """The activations of all texts, which are standardized and converted to float64 only for fitting."""
 
     x: NDArray[np.float32]  # [texts, columns]
     mean: NDArray[np.float64]
@@ -98,7 +99,7 @@ class Columns:
 
     @classmethod
     def of(cls, x: NDArray[np.float32], rows: NDArray[np.int64]) -> "Columns":
-        """Compute mean and scale from some rows, a block of columns at a time."""
+        """Compute mean and scale from some rows, one block of columns at a time."""
         mean, variance = np.empty(x.shape[1]), np.empty(x.shape[1])
         for block in _blocks(len(rows), x.shape[1]):
             values = x[:, block][rows].astype(np.float64)
@@ -144,8 +145,8 @@ def differences(z: NDArray[np.float64], y: NDArray[Any], classes: int) -> NDArra
 def fit_sparse(columns: Columns, split: Split, ks: Sequence[int]) -> dict[int, Fit]:
     """Return a fit for each k.
 
-    The strength is chosen with columns that are ranked and standardized without the held-out fifth. Otherwise the
-    held-out labels would influence the ranking, and fits with more columns would look better.
+    To choose the strength, columns are ranked and standardized without the held-out fifth. Otherwise, the held-out
+    labels would influence the ranking, and fits with more columns would appear better.
     """
     classes, train, width = len(split.labels.classes), split.train, columns.x.shape[1]
     fitted, held = split.held_out()
@@ -174,7 +175,7 @@ def fit_dense(columns: Columns, split: Split) -> Fit:
 
 
 def fit_words(split: Split) -> Fit:
-    """Return a fit on a bag of words: TF-IDF of the words in the training part."""
+    """Return a fit on a bag of words, the TF-IDF of the words in the training part."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     def weigh(learned: NDArray[np.int64], read: NDArray[np.int64]) -> tuple[Any, Any]:
@@ -200,7 +201,7 @@ def _fit(
     likelihoods = [
         _likelihoods(_model(kind, c).fit(inner[0], split.y[fitted]), inner[1], split.y[held]) for c in strengths
     ]
-    best = int(np.argmax([each.mean() for each in likelihoods]))  # a tie goes to the strongest regularization
+    best = int(np.argmax([each.mean() for each in likelihoods]))  # ties go to the strongest regularization
     model = _model(kind, strengths[best]).fit(outer[0], split.y)
     estimate = score(kind, split.labels.y[split.test], _outputs(model, outer[1], kind))
     weights, intercepts = np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_)
@@ -215,9 +216,9 @@ def _model(kind: str, strength: float) -> Any:
 
 
 def _likelihoods(model: Any, x: Any, y: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the log likelihood of each label under a fitted model; for numbers, the negative squared error.
+    """Return the log likelihood of each label under a fitted model, or the negative squared error for numbers.
 
-    Fits are compared by likelihood, because many of them classify all of the few held-out texts correctly.
+    Fits are compared by likelihood, because many of them classify all held-out texts correctly.
     """
     if not hasattr(model, "predict_proba"):
         return np.asarray(-((model.predict(x) - y) ** 2))

@@ -34,14 +34,14 @@ class LabeledTexts:
     texts: tuple[str, ...]
     y: NDArray[Any]  # [n]: int64 for classes, float64 for numbers
     classes: tuple[str, ...]  # empty if labels are numbers
-    repeats: int = 0  # rows left out because of a repeated text
+    repeats: int = 0  # number of rows that were left out because their text is repeated
 
     @property
     def is_binary(self) -> bool:
         return len(self.classes) == 2
 
     def split(self, test: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the training rows and the test rows, drawn from each class separately."""
+        """Return the training rows and the test rows. They are drawn from each class separately."""
         random = generator(seed, "probe")
         groups = [np.flatnonzero(self.y == place) for place in range(len(self.classes))] or [np.arange(len(self.y))]
         drawn = [random.permutation(rows) for rows in groups]
@@ -88,7 +88,7 @@ def read_labels(
 
 
 def _drop_repeats(texts: list[str], labels: list[Any], place: str) -> tuple[list[str], list[Any]]:
-    """Return each text once, because a text in both parts would inflate the test score."""
+    """Remove repeated texts, because a text in both parts would increase the test score."""
     distinct: dict[str, tuple[str, Any]] = {}
     for text, label in zip(texts, labels, strict=True):
         _, before = distinct.setdefault(text.strip(), (text, label))
@@ -100,7 +100,7 @@ def _drop_repeats(texts: list[str], labels: list[Any], place: str) -> tuple[list
 
 
 def _class_name(label: Any) -> str:
-    """Return the name of a class. 1 and 1.0 are the same class."""
+    """Return the name of the class of a label. 1 and 1.0 are the same class."""
     return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label).strip()
 
 
@@ -110,7 +110,7 @@ def read_texts(source: Source, column: str) -> list[str]:
 
 
 def check_label(classes: Sequence[str], label: str | float) -> float:
-    """Return the number of a class, or a numeric label as a number. Raises an error for any other label."""
+    """Return the number of a class, or a numeric label as a float. Raises an error for other labels."""
     if classes:
         if str(label) not in classes:
             raise UnknownName(f"the probe has no label '{label}'; choose one of: {', '.join(classes)}")
@@ -127,11 +127,15 @@ def _of_numbers(texts: list[str], labels: list[Any], numbers: list[float | None]
             raise SettingError(f"{place}: the label '{printable(str(label))[:40]}' is not a number; use --kind classes")
     y = np.array(numbers, np.float64)
     if (largest := float(np.abs(y).max())) > _LARGEST:
-        raise SettingError(f"{place}: a label of {largest:g} is too large to be squared; divide all by one number")
+        raise SettingError(
+            f"{place}: a label of {largest:g} is too large to be squared; divide all labels by the same number"
+        )
     if y.min() == y.max():
         raise SettingError(f"{place}: every label is {y[0]:g}; a probe needs labels that differ")
     if (apart := float(np.ptp(y))) < _LEAST_APART:
-        raise SettingError(f"{place}: labels differ by {apart:g}, too little to be squared; multiply all by one number")
+        raise SettingError(
+            f"{place}: labels differ by {apart:g}, too little to be squared; multiply all labels by the same number"
+        )
     return LabeledTexts(tuple(texts), y, ())
 
 
@@ -201,7 +205,7 @@ def _csv_records(file: SourceFile) -> Iterator[tuple[str, dict[str, Any]]]:
         reader = csv.DictReader((f"{line}\n" for _, line in read_lines(file)), restval=None, strict=True)
         names = reader.fieldnames or []
         if len(set(names)) < len(names):
-            raise CorpusError(f"'{file.label}': two columns have the same name; give each its own")
+            raise CorpusError(f"'{file.label}': two columns have the same name; rename one of them")
         for number, record in enumerate(reader, start=1):
             place = f"'{file.label}' record {number}"
             if None in record:

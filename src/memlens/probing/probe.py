@@ -41,18 +41,18 @@ class ProbeScore:
     score: float
     low: float
     high: float
-    held: float  # mean log likelihood of the held-out fifth; for numbers, the negative mean squared error
+    held: float  # mean log likelihood of held-out labels; for numbers, the negative mean squared error
     held_error: float  # standard error of `held`
     strength: float  # regularization strength, C in scikit-learn
 
 
 @dataclass(frozen=True)
 class ProbedMemory:
-    """A memory of the best probe, with its trigger and pattern."""
+    """A memory of the best probe."""
 
     memory: MemoryId
-    difference: float  # difference of class means in standard deviations; for numbers, the correlation
-    typical: float  # mean coefficient for texts of the last class; for numbers, the change per unit
+    difference: float  # difference of class means in standard deviations, or the correlation with numbers
+    typical: float  # mean coefficient for texts of the last class, or the change per unit for numbers
     alone: float  # test score of this coefficient alone, as AUC or correlation
     promotes: tuple[str, ...]
     summary: str | None  # summary in one line, if an index was given
@@ -61,7 +61,7 @@ class ProbedMemory:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The scores of all probes, and the best probe with its memories and the level of chance."""
+    """The scores of all probes, and the best probe with its memories and its chance level."""
 
     model: str
     kind: str  # binary, classes or number
@@ -69,8 +69,8 @@ class ProbeResult:
     measure: str  # AUC, accuracy or correlation
     train: int
     test: int
-    cut: int  # number of texts that were cut at their start
-    repeats: int  # number of rows left out because of a repeated text
+    cut: int  # number of texts that were truncated at the start
+    repeats: int  # number of rows that were left out because their text is repeated
     scores: tuple[ProbeScore, ...]
     best: SparseProbe  # the fit with the fewest memories within one standard error of the highest `held`
     chance: Estimate | None  # mean score of the best probe with permuted labels, and the range of 95% of the scores
@@ -97,7 +97,7 @@ def probe(
     Args:
         model: A model, an argument of `load`, or an index. With an index, memories are listed with their triggers.
         labels: A .csv or .jsonl file with a text and a label in every row, or a pair (texts, labels).
-        where: The new location of an index's model, if it has moved.
+        where: The current location of the index's model, if it has moved.
         device: The device.
         dtype: The weight dtype.
         progress: Called with the stage, the number done and the total.
@@ -127,7 +127,7 @@ def probe(
 
 
 class _Run:
-    """All probes for one set of labels."""
+    """Fits all probes for one set of labels."""
 
     def __init__(self, model: MemoryModel, split: Split, settings: ProbeSettings, progress: Progress) -> None:
         self.model, self.split, self.settings, self.progress = model, split, settings, progress
@@ -150,7 +150,7 @@ class _Run:
                     self.fits.append((layer, fit))
                 self._add("residual", layer, None, fit_dense(Columns.of(states, split.train), split))
         layer, fit = select_best(self.fits)
-        # read this layer again, because the coefficients of all layers would not fit in memory
+        # read this layer again, because the coefficients of all layers may not fit in memory
         ((_, m, _),) = read_activations(self.model, encoded, settings.at, [layer], self.progress)
         columns = Columns.of(m, split.train)
         probe = self._saved(layer, fit, columns)
@@ -222,10 +222,9 @@ class _Run:
 
 
 def select_best(fits: Sequence[tuple[int, Fit]]) -> tuple[int, Fit]:
-    """Return the fit with the fewest columns within one standard error of the highest held-out likelihood.
+    """Return the layer and fit with the fewest columns within one standard error of the highest held-out likelihood.
 
-    Ties in the number of columns go to the highest likelihood. `fits` are pairs (layer, fit), and one of them is
-    returned.
+    Ties in the number of columns go to the highest likelihood.
     """
     _, highest = max(fits, key=lambda pair: pair[1].held)
     close = [pair for pair in fits if pair[1].held >= highest.held - highest.held_error]
@@ -236,8 +235,8 @@ def write_verdict(best: SparseProbe, scores: Sequence[ProbeScore], chance: Estim
     """Return one sentence that compares the best probe with chance and with a bag of words.
 
     The probe is above chance if its score exceeds the range with permuted labels. Without permutations, the lower end
-    of its interval must exceed 0 (correlation) or 0.5 (AUC). It differs from the bag of words if the score of the words
-    is outside its interval.
+    of its interval must exceed 0 (correlation) or 0.5 (AUC). The probe differs from the bag of words if the score of
+    the words is outside the interval of the probe.
     """
     count = len(best.memories)
     memories = f"{count} {'memory' if count == 1 else 'memories'} of layer {best.layer}"
@@ -251,7 +250,7 @@ def write_verdict(best: SparseProbe, scores: Sequence[ProbeScore], chance: Estim
         return f"{memories} reach {best.measure} {best.score.value:.2f}, which was not compared with chance."
     if not is_above:
         return (
-            f"These texts do not show that any memories predict the label: the best probe reaches {best.measure} "
+            f"These texts do not show that memories predict the label: the best probe reaches {best.measure} "
             f"{best.score.value:.2f}, which is within {reference}."
         )
     words = next(one.score for one in scores if one.input == "words")
@@ -270,7 +269,7 @@ def _floats(numbers: Any) -> tuple[float, ...]:
 
 @contextmanager
 def fitting() -> Iterator[None]:
-    """Use one thread, which makes small fits 20 times faster, and turn off convergence warnings."""
+    """Turn off convergence warnings and use one thread, which makes small fits 20 times faster."""
     from threadpoolctl import threadpool_limits
 
     with warnings.catch_warnings(), threadpool_limits(1):

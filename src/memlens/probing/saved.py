@@ -1,4 +1,4 @@
-"""SparseProbe: a fitted probe of one layer that can be saved, applied to texts, or turned into an intervention."""
+"""SparseProbe: a fitted probe of one layer, which can be saved, applied to texts, and converted to an intervention."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SparseProbe:
     scale: tuple[float, ...]
     weights: tuple[tuple[float, ...], ...]  # [1 or classes][memories]
     intercepts: tuple[float, ...]
-    typical: tuple[tuple[float, ...], ...]  # [classes or 1][memories]: mean coefficients; for numbers, change per unit
+    typical: tuple[tuple[float, ...], ...]  # [classes or 1][memories]: mean coefficients, or changes per unit
     centre: float  # mean of numeric labels; 0 for classes
     measure: str
     score: Estimate  # score on the test part with its interval
@@ -96,8 +96,8 @@ class SparseProbe:
         """
         if model.fingerprint() != self.fingerprint:
             raise ModelError(
-                f"the probe is for {self.model} in {self.dtype}, but {model.name} is another model or has another "
-                "dtype (the fingerprint differs); use the probe with its own model"
+                f"the probe is for {self.model} in {self.dtype}, but {model.name} is a different model or has a "
+                "different dtype (the fingerprint differs); use the probe with its own model"
             )
 
     def apply(self, model: MemoryModel, texts: Sequence[str]) -> list[Prediction]:
