@@ -27,7 +27,7 @@ from memlens.reports.galleries import (
     same_triggers,
     same_values,
 )
-from memlens.reports.report import make_report, vega_bundle
+from memlens.reports.report import make_report
 from memlens.reports.sections import Tables, make_sections
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -204,13 +204,6 @@ def test_a_folder_in_place_of_the_page_or_a_file_in_place_of_the_assets_is_refus
         make_report(bare, tmp_path)
     with pytest.raises(OutputError, match="is a file; name a folder"):
         make_report(bare, tmp_path / "report.html", tmp_path / "file")
-
-
-def test_a_damaged_cache_is_made_again(bundle_cache: Path) -> None:
-    whole = vega_bundle()
-    (kept,) = (bundle_cache / "memlens").iterdir()
-    kept.write_text("// not this\nalert(1)")
-    assert vega_bundle() == whole
 
 
 def test_the_gallery_of_patterns_shows_the_surest_of_each_third_and_kind_and_none_that_is_weak(

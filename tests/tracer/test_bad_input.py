@@ -76,7 +76,7 @@ WRONG: dict[str, Callable[[dict[str, Any]], Any]] = {
     "exactly one of: memories, a layer, an expert": lambda d: d["edits"][1].pop("layer"),
     "got `int` - at `$.edits[0]`": lambda d: d.update(edits=[7]),
     "got `bool` - at `$.schema`": lambda d: d.update(schema=True),
-    "action 'set' does not fit its numbers, which silence L1N3": lambda d: d["edits"][0].update(coefficient=None),
+    "the action 'set' does not match its numbers, which silence L1N3": lambda d: d["edits"][0].update(coefficient=None),
     "got `bool` - at `$.edits[0].coefficient`": lambda d: d["edits"][0].update(coefficient=True),
     "out of range - at `$.edits[0].coefficient`": lambda d: d["edits"][0].update(coefficient=10**400),
     "list of whole numbers, not []": lambda d: d["edits"][0].update(positions=[]),

@@ -290,7 +290,7 @@ def draw_svg(circuit: Circuit) -> str:
 
 
 def _draw_edges(circuit: Circuit, places: dict[str, tuple[float, float]]) -> list[str]:
-    """Return lines for the strongest edges into each node. Their width shows the absolute weight."""
+    """Return lines for the strongest edges into each node, with widths that show the absolute weights."""
     edges = [
         edge
         for target in places

@@ -135,7 +135,7 @@ def folded_values(layer: MemoryLayer) -> Tensor:
 
 
 def cosines(rows: Tensor, one: Tensor) -> Tensor:
-    """Return the cosine of each row [n, d] with a vector [d]. It is 0 for a vector of length 0."""
+    """Return the cosine of each row [n, d] with a vector [d]. The cosine with a vector of length 0 is 0."""
     lengths = torch.linalg.vecdot(rows, rows).sqrt() * one.norm()
     return (rows @ one) / lengths.clamp(min=1e-30)
 

@@ -150,7 +150,7 @@ def parse_pair(text: str) -> tuple[int, int]:
     left, colon, right = text.partition(":")
     numbers = [part.strip() for part in (left, right)]
     if not colon or not all(n.isascii() and n.isdecimal() and len(n) < 10 for n in numbers):
-        raise SettingError(f"--layers is '{text}'; write a layer of each index, like 3:5")
+        raise SettingError(f"--layers is '{text}'; use one layer of each index, like 3:5")
     return int(numbers[0]), int(numbers[1])
 
 
@@ -170,7 +170,7 @@ def _queries(a: Index, b: Index, by: str) -> dict[str, ListQuery]:
         elif by == "values":
             raise SettingError(
                 f"the values of {a.folder} use the reading {readings[0]} and those of {b.folder} {readings[1]}; "
-                "make both with the same `memlens values --reading --vocabulary`"
+                "run `memlens values` on both with the same --reading and --vocabulary"
             )
     if a.has("patterns") and b.has("patterns"):
         queries["patterns"] = ListQuery("patterns")

@@ -68,7 +68,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
     both = charts.quartiles_beside_paper(rows, published(), model)
     chart = charts.bands(both, "memories with m > 0", ".0%", model.layers)
-    title = "share with m > 0 of the memories reached, by kind"
+    title = "active share of the memories reached, by kind"
     kinds = ex.draw_kinds("active", rows, "median", title, ".0%", "Share of active memories", model)
     return [charts.panel("active", chart, "Share of active memories, by depth", rows, "median", "%"), *kinds]
 

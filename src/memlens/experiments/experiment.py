@@ -120,8 +120,8 @@ class Evidence:
 class Trend:
     """The slope of a number over relative depth, and its change from the first layer after layer 0 to the last.
 
-    `rise` is the mean of the upper third of the layers minus the mean of the other layers. It is None if one of these
-    two groups is empty.
+    `rise` is the mean of the upper third of the layers minus the mean of the other layers, or None if either group is
+    empty.
     """
 
     slope: Estimate
@@ -677,7 +677,7 @@ def prefix_estimate(
 ) -> Estimate | None:
     """Return a number that is equal in all rows, with its interval.
 
-    The paper's rows lack this number. For them, return the result of `otherwise`.
+    For the paper's rows, which lack this number, return the result of `otherwise`.
     """
     if not rows or name not in rows[0]:
         return otherwise() if rows else None

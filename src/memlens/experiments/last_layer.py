@@ -2,9 +2,9 @@
 
 A row has the prefix, the top token before and after the last layer, and the memories that contributed most to the
 change: those with the largest m_i (score of the new token - score of the old token), at the scale of the final norm for
-the layer's output. The cosine of the output embeddings of the two tokens is a hint. They count as related if it exceeds
-`bar`, the 95% quantile of the cosines of unrelated tokens (the old token of one change and the new token of another).
-The table also counts people's verdicts.
+the layer's output. The cosine of the output embeddings of the two tokens is a hint. The tokens count as related if it
+exceeds `bar`, the 95% quantile of the cosines of unrelated tokens (the old token of one change and the new token of
+another). The table also counts people's verdicts.
 """
 
 from collections import Counter

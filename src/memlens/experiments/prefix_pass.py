@@ -297,7 +297,7 @@ def _plan_forward_passes(prefixes: Prefixes) -> Iterator[_ForwardPass]:
 
 
 def chunk_rows(model: MemoryModel) -> int:
-    """Return the number of prefixes in a chunk. It is limited by the size of the scores and of the states."""
+    """Return the number of prefixes in a chunk. The sizes of scores and states limit this number."""
     bytes_per_prefix = sum(4 * (3 * model.width + block.memories) for block in model.layers)
     rows = min(max(_BLOCK_BYTES // (4 * model.lens.vocabulary), _LEAST_ROWS), _MOST_ROWS)
     return max(1, min(rows, _CHUNK_BYTES // bytes_per_prefix))

@@ -1,6 +1,6 @@
 """Random prefixes, and the stop words that follow them.
 
-A sample consists of the prefixes with the lowest hashes of seed, sentence and position. It is uniform over all
+A sample consists of the prefixes with the lowest hashes of seed, sentence and position. A sample is uniform over all
 prefixes, without replacement, and contains every smaller sample with the same seed. Drawing it takes the same memory
 for texts of any length. A prefix is the beginning of a sentence up to a position, after BOS if the model uses it.
 Position -1 is BOS alone, which is never drawn.

@@ -1,10 +1,10 @@
 """Promotion (beyond the paper): whether the tokens after a memory's triggers are at the top or bottom of its value.
 
-The standing of a token in a value is the share of other tokens with a lower score. It is 1 at the top and 0 at the
-bottom. Each row describes one memory: the mean standing of the tokens after its top 50 triggers, and how many of them
-are in the top and in the bottom tenth. The chance level is the mean standing of the tokens after the triggers of
-another memory. A memory promotes the next token if its tokens have a higher standing than that, and suppresses it if
-they have a lower one.
+The standing of a token in a value is the share of other tokens with a lower score: 1 at the top and 0 at the bottom.
+Each row describes one memory: the mean standing of the tokens after its top 50 triggers, and how many of them are in
+the top and in the bottom tenth. The chance level is the mean standing of the tokens after the triggers of another
+memory. A memory promotes the next token if its tokens have a higher standing than that, and suppresses it if they have
+a lower one.
 """
 
 from collections.abc import Sequence

@@ -67,7 +67,7 @@ def published() -> list[ex.Row]:
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     from memlens.experiments.charts import share_panel
 
-    title = "share of residuals with the final token on top"
+    title = "share of residuals that predict the final token"
     text = "Share of prefixes whose residual already predicts the final token, by depth"
     return [share_panel("refinement", rows, published(), "match", title, text, model)]
 

@@ -56,7 +56,7 @@ def find_experiments(names: Sequence[str]) -> list[Experiment]:
 
 
 def in_paper_order() -> list[Experiment]:
-    """Return the experiments in the order of their figures in the paper. Those without a figure come last."""
+    """Return the experiments in the order of their figures in the paper. Experiments without a figure come last."""
 
     def figure(experiment: Experiment) -> float:
         match = re.match(r"Figure (\d+)", experiment.figure)
@@ -283,8 +283,8 @@ def _write(
 ) -> dict[str, pa.Table]:
     """Write an experiment's tables, with its settings in the files and in the manifest.
 
-    Only the manifest records the source of the prefixes, because it names files. Their location must not change the
-    bytes of a table.
+    Only the manifest records the source of the prefixes, because the location of its files must not change the bytes of
+    a table.
     """
     note = _note(index, experiment, settings)
     metadata = {"memlens": json.dumps(note, sort_keys=True)}

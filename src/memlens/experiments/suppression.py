@@ -1,7 +1,7 @@
 """Suppression (beyond the paper): how often a layer lowers the final token's logit, even if it is already predicted.
 
 `push` is the block's contribution to the logit of the finally predicted token minus the mean of all logits (see
-contributions). A prefix is `identified` if the residual already predicts the final token. It is `suppressed` if the
+contributions). A prefix is `identified` if the residual already predicts the final token, and `suppressed` if the
 block also lowers this token.
 """
 

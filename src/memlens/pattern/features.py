@@ -201,7 +201,10 @@ def _describe_before(shape: str) -> str:
 
 
 class SpellingFeatures(NamedTuple):
-    """Numbers of the features of spellings, words and tokens, 0 for none. It is a tuple for compiled code."""
+    """Numbers of the features of spellings, words and tokens, 0 for none.
+
+    A tuple, so that compiled code can read it.
+    """
 
     shapes: NDArray[np.int32]  # shapes, affixes and lists of all spellings
     offsets: NDArray[np.int64]  # [spellings + 1]: first entry of each spelling in `shapes`

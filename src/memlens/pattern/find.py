@@ -182,7 +182,7 @@ def _score_topics(
 def in_senses(patterns: list[Pattern], triggers: int) -> list[Pattern]:
     """Sort patterns, best first, and number their senses. Patterns of mostly the same prefixes share a sense.
 
-    A pattern of most triggers belongs to every sense. It forms a sense of its own only if there is no other pattern.
+    A pattern of most triggers belongs to every sense, and starts a sense only if there is no other pattern.
     """
     ordered = sorted(patterns, key=lambda pattern: pattern.order(triggers))
     senses: list[int] = []  # bit masks of the prefixes of each sense

@@ -8,7 +8,7 @@
     controls the false discovery rate.
  3. A memory agrees with its value if one of its typical tokens is among the value's first PROMOTED tokens.
 
-These patterns are scored on held-out triggers in the same way as endings (score).
+Patterns of next tokens are scored on held-out triggers in the same way as endings (score).
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ def is_wording_refuted(candidate: Candidate, texts: Texts, held: int, scores: Sc
 def is_topic_refuted(scores: Scores, held: NDArray[np.int64], same: NDArray[np.int64]) -> bool:
     """Return True if held-out triggers are no closer to a topic than prefixes with the same last tokens.
 
-    This is a one-sided rank-sum test at 5% with the normal approximation. It refutes nothing if there are fewer than
-    ENOUGH triggers. Prefixes that were drawn several times are counted by Kish's effective sample size.
+    A one-sided rank-sum test at 5% with the normal approximation decides. With fewer than ENOUGH triggers, no topic is
+    refuted. Prefixes that were drawn several times are counted by Kish's effective sample size.
     """
     mine, others = (effective_size(rows) for rows in (held, same))
     if scores[1] is None or mine < ENOUGH:

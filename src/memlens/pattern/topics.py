@@ -90,7 +90,7 @@ WHERE (sentence // $2) % $3 = $4 ORDER BY sentence
 
 
 class WordVectors(NamedTuple):
-    """The vectors and weights of words. It is a tuple so that compiled code can read it."""
+    """The vectors and weights of words. A tuple, so that compiled code can read it."""
 
     rows: NDArray[np.int32]  # [all words]: row of the word in the arrays below; -1 for a word without a vector
     numbers: NDArray[np.int64]  # [rows]: number of the word
@@ -156,8 +156,8 @@ class _PassageCounter:
 def _select_words(cells: _Cells, words: Words) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float64]]:
     """Return the numbers, weights and shares of the words that get vectors.
 
-    These occur in at least LEAST passages but in at most a quarter of them. If there are more than MOST_WORDS, return
-    the most frequent ones.
+    Words get a vector if they occur in at least LEAST passages and in at most a quarter of all passages. If there are
+    more than MOST_WORDS such words, return the most frequent ones.
     """
     size = len(words.texts)
     near = cells.passage % 2 == 0  # wide passages contain the same words again
@@ -202,7 +202,7 @@ def _reduce(matrix: csr_matrix, dimensions: int, seed: int) -> NDArray[np.float6
 
 
 class VectorWords(NamedTuple):
-    """The distinct words of each prefix that have a vector. It is a tuple so that compiled code can read it."""
+    """The distinct words of each prefix that have a vector. A tuple, so that compiled code can read it."""
 
     rows: NDArray[np.int32]  # rows of WordVectors
     is_last: NDArray[np.bool_]  # whether the word occurs only at the end of the prefix
@@ -332,7 +332,7 @@ _LEAST_PREFIXES = 3  # minimum number of prefixes of other documents for the mea
 
 
 class ExcludedWords(NamedTuple):
-    """Words of shallow patterns, by memory. It is a tuple so that compiled code can read it."""
+    """Words of shallow patterns, by memory. A tuple, so that compiled code can read it."""
 
     words: NDArray[np.int32]  # rows of WordVectors
     offsets: NDArray[np.int64]  # [memories + 1]
@@ -346,7 +346,7 @@ class ExcludedWords(NamedTuple):
 class LastTokens(NamedTuple):
     """The last tokens and documents of prefixes, and the samples for each token.
 
-    It is a tuple so that compiled code can read it.
+    A tuple, so that compiled code can read it.
     """
 
     tokens: NDArray[np.int32]  # [prefixes]: last token
@@ -634,7 +634,7 @@ class Coherence:
         return np.where(upper, means, means.T), np.where(upper, variances, variances.T)
 
     def p_values(self, z: NDArray[np.float64], filled: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the probability that swapped triggers are as coherent. It is 1 for fewer than three prefixes."""
+        """Return the probability that swapped triggers are as coherent, or 1 for fewer than three prefixes."""
         p = np.ones(len(z))
         sizes = sorted(self.null)
         for size, following in zip(sizes, [*sizes[1:], np.iinfo(np.int64).max], strict=True):

@@ -212,7 +212,7 @@ class Words:
 
 
 class PrefixWords(NamedTuple):
-    """The words of many prefixes, concatenated. It is a tuple so that compiled code can read it."""
+    """The words of many prefixes, concatenated. A tuple, so that compiled code can read it."""
 
     words: NDArray[np.int32]  # [all words]
     offsets: NDArray[np.int64]  # [prefixes + 1]

@@ -41,7 +41,7 @@ class LabeledTexts:
         return len(self.classes) == 2
 
     def split(self, test: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the training rows and the test rows. They are drawn from each class separately."""
+        """Return the training rows and the test rows, which are drawn from each class separately."""
         random = generator(seed, "probe")
         groups = [np.flatnonzero(self.y == place) for place in range(len(self.classes))] or [np.arange(len(self.y))]
         drawn = [random.permutation(rows) for rows in groups]
@@ -212,7 +212,9 @@ def _csv_records(file: SourceFile) -> Iterator[tuple[str, dict[str, Any]]]:
                 raise CorpusError(f"{place}: the row has more fields than the header; put texts with commas in quotes")
             yield place, record
     except csv.Error as problem:
-        raise CorpusError(f"'{file.label}' is not a .csv file ({printable(str(problem))}); write it again") from None
+        raise CorpusError(
+            f"'{file.label}' is not a .csv file ({printable(str(problem))}); save it again as CSV"
+        ) from None
     finally:
         csv.field_size_limit(before)
 

@@ -2,7 +2,7 @@
 
 The page loads nothing: scripts and styles are embedded, a Content-Security-Policy lists the hashes of the scripts, and
 text of the corpus is escaped. The same index gives the same bytes: the page contains no date, path or random name.
-Names of memories are links if a workbench shows the page (with_links).
+In the workbench and on the static site, names of memories are links (with_links).
 """
 
 import base64
@@ -59,7 +59,7 @@ from memlens.text import cell, harmless_cell, token, visible
 _PACKAGE = "memlens.reports"
 _GENERATOR = b'<meta name="generator" content="memlens">'  # one of the first lines of report.html.j2
 _SNIPPET = "window.vegaEmbed = vegaEmbed;"
-_FINDINGS = ("memory", "right", "depth", "settling", "composition", "dead")  # findings to show first
+_FINDINGS = ("memory", "right", "depth", "settling", "composition", "dead")  # findings at the top of the page
 _MEMORY = re.compile(r"\bL\d+(?:[ES]\d+)?N\d+\b")
 VERDICTS = {
     APPEARS: ("yes", "✓"),
@@ -75,7 +75,7 @@ VERDICTS = {
 
 @dataclass(frozen=True)
 class Addresses:
-    """Targets of a report's links: the start page, and the prefix of a memory's address."""
+    """The targets of a report's links: the start page, and the first part of a memory's address."""
 
     home: str
     memory: str
@@ -86,7 +86,7 @@ WORKBENCH, SITE = Addresses("/", "/m/"), Addresses("index.html", "memory.html?na
 
 @dataclass(frozen=True)
 class Report:
-    """All content of the page."""
+    """The content of the page."""
 
     index: Index
     tables: Tables
@@ -96,7 +96,7 @@ class Report:
     values: list[galleries.ValueCard] | None
     patterns: list[galleries.PatternCard] | None
     changes: list[galleries.ChangeCard]
-    duplicates: dict[str, galleries.DuplicateGallery | None]  # shared property -> gallery
+    duplicates: dict[str, galleries.DuplicateGallery | None]  # by what memories share: "triggers" or "values"
     dead: list[galleries.DeadLayer]
     dead_charts: list[Panel]
     routing: list[LayerRouting]  # empty for a model without experts
@@ -107,7 +107,7 @@ class Report:
         return [chart for section in self.sections for chart in section.charts] + self.dead_charts
 
     def data(self) -> dict[str, pa.Table]:
-        """Return the tables behind charts and sections by file name."""
+        """Return the tables of all sections and charts, by file name."""
         tables = {section.name: self.tables.table(section.name) for section in self.sections if section.is_present}
         for _, table in all_tables():
             if table.name in tables and table.published():
@@ -139,7 +139,9 @@ def make_report(
     if assets is not None:
         refuse_nul(assets)
         if Path(os.path.realpath(assets)).is_relative_to(place):
-            raise OutputError(f"{assets} cannot hold the charts, for {out} is the page; name another folder")
+            raise OutputError(
+                f"{assets} cannot be the folder for charts, because {out} is the page; use another folder"
+            )
     if place == Path(os.path.realpath(index.folder / REPORT)):  # the index's own report
         refuse_content(out, is_report, force=True)
     else:
@@ -165,7 +167,7 @@ def is_report(head: bytes) -> bool:
 
 
 def with_links(page: str, to: Addresses) -> str:
-    """Turn names of memories and the title into links. Corpus text has no bare `"` and stays unchanged."""
+    """Turn names of memories and the title into links. Corpus text is escaped, so it stays unchanged."""
     page = page.replace("<a data-home>", f'<a data-home href="{to.home}">')
     return re.sub(r'<a data-memory="([^"]*)">', rf'<a data-memory="\1" href="{to.memory}\1">', page)
 
@@ -246,17 +248,17 @@ def render(report: Report, bundle: str) -> str:
 
 
 def _name_memories(text: str) -> Markup:
-    """Mark the names of memories in a text, so that with_links finds them."""
+    """Mark the names of memories in a text, so that with_links can find them."""
     return Markup(_MEMORY.sub(r'<a data-memory="\g<0>">\g<0></a>', str(escape(text))))
 
 
 def _data_address(text: str) -> str:
-    """Return a file as a data URL, which a link saves without a server."""
+    """Return a file as a data URL, so that a link can save it without a server."""
     return "data:text/csv;charset=utf-8;base64," + base64.b64encode(text.encode(errors="replace")).decode()
 
 
 def _settings(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return the options of the scan and of the values as they are typed on the command line."""
+    """Return the settings of the scan and of the values, as options and their values."""
     scan = {key: value for key, value in manifest.settings.to_json().items() if value is not None}
     shown = [(f"--{key.replace('_', '-')}", cell(value)) for key, value in sorted(scan.items())]
     values = msgspec.structs.asdict(manifest.values) if manifest.values.top else {}
@@ -296,38 +298,24 @@ def read_template(package: str, name: str) -> str:
 def vega_bundle() -> str:
     """Return Vega, Vega-Lite and their embedder for a module script, which sets `window.vegaEmbed`.
 
-    Building the bundle takes some seconds and depends only on the version of the library, so it is cached.
+    Building the bundle takes a second or more and depends only on the version of the library, so it is cached.
     """
     path = _cache_folder() / f"vega-{version('vl-convert-python')}.js"
-    cached = _read(path)
-    if cached is not None:
-        return cached
+    with suppress(OSError):
+        return path.read_bytes().decode()
     bundle: str = vl_convert.javascript_bundle(_SNIPPET)
     bundle = bundle.replace("</script", "<\\/script")  # "</script" would end the script element
     with suppress(OSError, FilesError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as beside:
-            beside.write_bytes(_seal(bundle.encode()) + bundle.encode())
+            beside.write_bytes(bundle.encode())
     return bundle
 
 
 def _cache_folder() -> Path:
     root = os.environ.get("XDG_CACHE_HOME", "")
-    # the XDG specification says to ignore a relative path
+    # a relative path is ignored, as the XDG specification requires
     return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "memlens"
-
-
-def _seal(content: bytes) -> bytes:
-    """Return a first line with a checksum."""
-    return b"// " + hashlib.sha256(content).hexdigest().encode() + b"\n"
-
-
-def _read(path: Path) -> str | None:
-    try:
-        seal, _, content = path.read_bytes().partition(b"\n")
-    except OSError:
-        return None
-    return content.decode() if seal + b"\n" == _seal(content) else None
 
 
 def write_assets(report: Report, folder: Path, progress: Progress = no_progress) -> None:

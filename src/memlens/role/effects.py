@@ -4,9 +4,9 @@
     token-frequency  absolute change of the divergence of the output from the frequency of tokens
     token            change of log p of the token on which a memory is active, for memories whose value lowers it
 
-In a random group, each memory is replaced by a memory of the same layer that is active on some prefix. It is drawn from
-the unused memories with the most similar norms. An effect appears if it is larger than in each of 20 random groups
-(probability 1/21 without an effect) and the interval of the mean difference over prefixes lies above 0.
+In a random group, each memory is replaced by a memory of the same layer that is active on some prefix. Replacements are
+drawn from the unused memories with the most similar norms. An effect appears if it is larger than in each of 20 random
+groups (probability 1/21 without an effect) and the interval of the mean difference over prefixes lies above 0.
 """
 
 from collections.abc import Iterator, Sequence

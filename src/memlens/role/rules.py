@@ -16,9 +16,9 @@
 Every rule except the first has a null hypothesis: the triggers are random prefixes of the corpus, the activation
 frequency does not depend on position (positions.py), or the value has a random direction. A memory has a role if it
 meets the threshold in the rule and its null hypothesis is rejected. The false discovery rate holds over all memories
-that are tested for the role. It is controlled by the method of Benjamini and Hochberg if the null distribution is
-known. For heavy tails, it is estimated with values in random directions. The ideas are from the cited papers, and the
-thresholds are ours.
+that are tested for the role. The rate is controlled by the method of Benjamini and Hochberg if the null distribution is
+known. For heavy tails, the rate is estimated with values in random directions. The ideas are from the cited papers, and
+the thresholds are ours.
 """
 
 from collections.abc import Callable, Mapping

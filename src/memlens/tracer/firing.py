@@ -58,7 +58,7 @@ def coefficients_on(model: Source, memory: str | MemoryId, text: str) -> TextCoe
 
 
 def token_texts(prompt: Prompt) -> tuple[str, ...]:
-    """Return the text of each token. It is empty for a token that continues a multi-byte character."""
+    """Return the text of each token. A token that continues a multi-byte character has no text."""
     begins = (0, *prompt.ends)
     return tuple(prompt.text[begin:end] for begin, end in zip(begins, prompt.ends, strict=False))
 

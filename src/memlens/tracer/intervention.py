@@ -1,4 +1,4 @@
-"""Interventions set, scale or silence coefficients at some positions. They are stored as a JSON document:
+"""Interventions set, scale or silence coefficients at some positions. The following document stores an intervention:
 
     {"kind": "memlens intervention", "schema": 1, "unit": "coefficient",
      "model": {"name": ..., "fingerprint": ..., "dtype": "float32"},
@@ -7,7 +7,7 @@
                {"action": "silence", "layer": 3, "positions": "all"},
                {"action": "silence", "expert": "L3E5", "positions": "all"}]}
 
-The numbers are coefficients m, the factors of the values. They are not pre-activations. With `"model": null`, the
+The numbers are coefficients m, which are the factors of the values, and not pre-activations. With `"model": null`, the
 document applies to any model that has these memories. Edits are applied in order.
 """
 
@@ -214,7 +214,9 @@ class _EditDocument(msgspec.Struct, forbid_unknown_fields=True):
         positions: Any = None if self.positions == "all" else self.positions
         edit = Edit(memories, self.layer, self.coefficient, self.factor, positions, _expert_of(self.expert))
         if edit.action != self.action:
-            raise SettingError(f"action '{self.action}' does not fit its numbers, which {edit.action} {edit.target}")
+            raise SettingError(
+                f"the action '{self.action}' does not match its numbers, which {edit.action} {edit.target}"
+            )
         return edit
 
 

@@ -1,8 +1,8 @@
 """Read and check the arguments of live commands: model, prompt, position, token and counts.
 
 Positions count the prompt's tokens from 0, without BOS. Negative positions count from the end, so -1 is the last token.
-Attention is causal: tokens after the traced position have no effect, so the model does not read them. It reads BOS
-first if the checkpoint's tokenizer puts BOS before a text.
+Attention is causal: tokens after the traced position have no effect, so the model does not read them. The model reads
+BOS first if the checkpoint's tokenizer puts BOS before a text.
 """
 
 import math

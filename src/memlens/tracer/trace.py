@@ -94,7 +94,7 @@ def log_probabilities(model: MemoryModel, states: Tensor) -> Tensor:
 
 
 def divergence(before: Tensor, after: Tensor) -> Tensor:
-    """Return KL(before || after) [n] in nats from log-probabilities [n, vocabulary]. It is never negative."""
+    """Return KL(before || after) [n] in nats from log-probabilities [n, vocabulary], at least 0."""
     terms = before.exp() * (before - after)
     return terms.sum(-1).clamp_min(0)
 

@@ -5,7 +5,7 @@
     side_effects(model, change, probes)
     save_changed(model, change, "edited-model")
 
-Weights are changed in place, so only the changed values are copied. They are restored exactly, also after an exception.
+Weights are changed in place and restored exactly, also after an exception. Only the changed values are copied.
 """
 
 import os

@@ -4,7 +4,7 @@ The top tokens of a random vector look meaningful, too, because people see a the
 
 1. The similarity of a list is the mean cosine over all pairs of its first ten tokens, in the model's output embedding.
 2. The null distribution contains the similarities for 1,000 seeded random directions with the mean length of values.
-   They are read like the values of the layer, and their lists may contain the same tokens.
+   Random directions are read like the values of the layer, and their lists may contain the same tokens.
 3. The coherence of a value is the share of random directions with a smaller similarity. A list is clear if its
    coherence is at least 0.99, so that 1% of random directions have clear lists.
 """
@@ -27,7 +27,7 @@ _COMPARED = 8  # number of directions that are compared to detect layers with th
 
 
 def list_similarities(embedding: NDArray[np.float32], tokens: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Return the mean cosine over all pairs of the first LISTED tokens in each row. It is 0 for a single token."""
+    """Return the mean cosine over all pairs of the first LISTED tokens in each row, or 0 for a single token."""
     tokens = tokens[:, :LISTED]
     count = tokens.shape[1]
     similarities = np.zeros(len(tokens))

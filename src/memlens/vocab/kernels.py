@@ -102,7 +102,7 @@ def read_softmax(scores: FloatArray, ends: Ends, targets: IntArray, pool: Thread
 
 
 def count_above(scores: FloatArray, tokens: IntArray, pool: ThreadPoolExecutor | None = None) -> IntArray:
-    """Return, for each row, the number of tokens with a higher score than the given token. It is -1 for token -1."""
+    """Return, for each row, the number of tokens with a higher score than the given token, or -1 for token -1."""
     above = np.full(len(scores), -1, np.int64)
     tokens = np.ascontiguousarray(tokens, np.int32)
     _in_parts(pool, len(scores), lambda first, last: _count_above_(scores, first, last, tokens, above))

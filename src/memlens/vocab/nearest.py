@@ -69,7 +69,7 @@ def _vectors(memories: MemoryLayer, by: Side) -> torch.Tensor:
 
 
 def _cosines(rows: torch.Tensor, one: torch.Tensor) -> NDArray[np.float32]:
-    """Return the cosine of each row with a vector. It is 0 if either has length 0. [rows]"""
+    """Return the cosine of each row with a vector, or 0 if either of them has length 0. [rows]"""
     lengths = rows.norm(dim=1) * one.norm()
     cosines: NDArray[np.float32] = ((rows @ one) / lengths.clamp(min=1e-30)).cpu().numpy()
     return cosines

@@ -4,8 +4,8 @@
    listed by default, but they count in p, entropy, argmax and ranks. The coherence of a list shows whether it is
    clearer than the list of a random direction (see coherence.py).
 2. The score of token e with key k is e . centered(gain * k) for a LayerNorm before the block, e . (gain * k) for an
-   RMSNorm, and e . k without a norm. It is the response of the key to the embedding of the token alone, without bias,
-   position and attention. In a gated block, k is the key of the gate.
+   RMSNorm, and e . k without a norm. This score is the response of the key to the embedding of the token alone, without
+   bias, position and attention. In a gated block, k is the key of the gate.
 3. Values are compared with the tokens that follow the top triggers. The target of a memory is -1 if its top-1 trigger
    ends a sentence or if the memory has no trigger. Such memories are left out of comparisons.
 """
@@ -259,7 +259,7 @@ def _run_layer(model: MemoryModel, item: "ValuesOfLayer | KeysOfLayer") -> list[
 
 @dataclass(frozen=True)
 class ValuesOfLayer:
-    """The work on the values of one layer. It can be pickled, so any worker with the model can run it."""
+    """The work on the values of one layer, which can be pickled and run on any worker with the model."""
 
     following: NextTokens
     top: int
@@ -361,7 +361,7 @@ def _value_rows(layer: int, columns: dict[str, NDArray[Any]], following: NextTok
 
 @dataclass(frozen=True)
 class KeysOfLayer:
-    """The work on the keys of one layer. It can be pickled, so any worker with the model can run it."""
+    """The work on the keys of one layer, which can be pickled and run on any worker with the model."""
 
     layer: int
     top: int

@@ -8,8 +8,8 @@ token counts as undertrained in two cases:
    of the token itself does not matter, because a token of the corpus was not necessarily predicted in training.
 2. Its output embedding has less than half the norm of every frequent token, and the token is rare in the corpus.
 
-Classes are clusters of the input embeddings of tokens that occur in the corpus, by k-means on unit vectors. They
-contain words that the model treats as similar, such as months. Embeddings are rounded to small whole numbers, so that
+Classes are clusters of the input embeddings of tokens that occur in the corpus, by k-means on unit vectors. A class
+contains words that the model treats as similar, such as months. Embeddings are rounded to small whole numbers, so that
 every product and sum is exact and the classes do not depend on the number of threads or the processor.
 """
 
