@@ -1,4 +1,4 @@
-"""Descriptions of patterns as a person would write them, and a name for each memory.
+"""Describe patterns as a person would, and name each memory.
 
 Words are written in their most frequent spelling. The last word of a prefix is completed from the text if the prefix
 ends inside it.
@@ -58,7 +58,7 @@ _UNLIKELY = 1e-4  # highest p-value of a content word that describes a subject
 class Pattern:
     """A property that at least three triggers of a memory share."""
 
-    name: str  # equal for the same pattern of different memories
+    name: str  # equal for equal patterns of different memories
     kind: str  # "shallow", "semantic" or "next"
     description: str
     members: int  # bit mask of trigger ranks
@@ -81,13 +81,13 @@ class Pattern:
         return self.place if self.kind == "shallow" else self.kind
 
     def order(self, triggers: int) -> tuple[float, str]:
-        """Return a sort key: patterns that are certain and confirmed on held-out triggers come first."""
+        """Return a sort key. Patterns that are certain and that held-out triggers confirm come first."""
         held = self.scores.auroc
         sure = self.confidence(triggers)
         return -(sure if held is None else (sure + max(2 * held - 1, 0.0)) / 2), self.name
 
     def confidence(self, triggers: int) -> float:
-        """Return the share of triggers with the pattern beyond chance (0: as random, 1: all), times 1 - q."""
+        """Return the share of triggers with the pattern beyond chance, from 0 to 1, times 1 - q."""
         beyond = (self.members.bit_count() / triggers - self.share) / max(1 - self.share, 1e-9)
         return max(beyond, 0.0) * (1 - self.q)
 
@@ -114,7 +114,7 @@ class Pattern:
 
 
 class Describer:
-    """Turns candidates and topics into described patterns."""
+    """Describes candidates, topics and subjects as patterns."""
 
     def __init__(self, texts: Texts, vectors: WordVectors, vocabulary: Sequence[str], prefixes: int) -> None:
         self.texts = texts
@@ -283,7 +283,7 @@ def name_memory(
     triggers: int,
     held: int,
 ) -> tuple[str, float | None]:
-    """Return the name of a memory, and the evidence of its best pattern (None without a clear one)."""
+    """Return the name of a memory, and the evidence of its best pattern, or None if no pattern is clear."""
     joined = join_endings(patterns)
     candidates = [*patterns, *([joined] if joined else [])]
     clear = [pattern for pattern in candidates if pattern.evidence(triggers, held) > CLEAR]

@@ -1,20 +1,20 @@
 """Subjects in the model's states: triggers after which the final states are similar.
 
-A bag of words cannot tell what a position means, such as a comparison, a date or the title of a work. The model's own
-state can.
+A bag of words does not show what the model expects at a position, such as a comparison, a date or the title of a work.
+The model's state does.
 
  1. Run the model once over the sentences of triggers, of prefixes with the same last tokens (words.draw_matched) and of
-    random prefixes, at most TOKENS tokens. Keep the state after the last block at the end of each prefix in float16.
-    Leave out prefixes that end inside a word: their states expect the rest of it.
+    random prefixes, at most TOKENS tokens. Store the state after the last block at the end of each prefix in float16.
+    Leave out prefixes that end inside a word, because their states only predict the rest of the word.
  2. Apply the final norm, subtract the mean of random prefixes, and scale to unit length.
  3. S = sum of cosines over pairs of a memory's first SIZE triggers, one per document, with different last tokens.
     z = (S - n mu) / (sigma sqrt(n)) for n pairs, with mu and sigma of sets of random prefixes.
  4. net = z minus the mean z of SWAPS sets in which every trigger is swapped for a prefix of another document with the
     same last token. A memory has a subject if net >= LEAST and its false discovery rate is low enough. Decoys are
     further swapped sets, net of the same sets.
- 5. A trigger belongs to the subject if its state is closer to the mean of the others than random prefixes are: above
-    their median by BAR times the distance from the median to the 84th percentile.
- 6. The subject is named by the tokens that the model expects next: p log(p / p_random), averaged over its triggers.
+ 5. A trigger belongs to the subject if its state is closer to the mean of the other states than random prefixes are. Its
+    cosine must exceed their median by BAR times the distance from the median to the 84th percentile.
+ 6. The subject is named by the tokens with the largest p log(p / p_random), averaged over its triggers.
  7. Held-out triggers must be closer to the subject than prefixes with the same last tokens (score).
 """
 
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 
     from memlens.models.memory_model import MemoryModel
 
-SIZE = 12  # number of triggers of a memory whose states are compared
+SIZE = 12  # number of triggers per memory whose states are compared
 SWAPS = 4
 LEAST = 4.0
-TOKENS = 300_000  # limit for tokens that the model runs on
+TOKENS = 300_000  # maximum number of tokens on which the model runs
 _RANDOM = 2000  # number of random prefixes
 _SETS = 4000  # number of sets of random prefixes
 _PAIRS = 10  # minimum number of pairs of a memory
@@ -91,7 +91,7 @@ class StateSubjects:
 def find_state_subjects(
     index: Index, model: MemoryModel, settings: PatternSettings, progress: Progress = no_progress
 ) -> StateSubjects:
-    """Run the model on the sentences of triggers and find subjects of the top triggers."""
+    """Run the model on the sentences of triggers, and find the subjects of the top triggers of each memory."""
     triggers = read_trigger_rows(index, settings.top, HELD)
     if not len(triggers.rows):
         return StateSubjects({}, {"tested": 0, "tokens": 0, "swapped": 0.0, "subjects": 0})
@@ -141,7 +141,7 @@ def find_state_subjects(
 
 
 def _false_discovery_rates(numbers: NDArray[np.float64], decoys: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the false discovery rate at each number, estimated from decoys and made monotonic."""
+    """Return the false discovery rate at each number. It is estimated from decoys and made monotonic."""
     order = np.argsort(numbers, kind="stable")
     ascending = numbers[order]
     reached, fakes = (1 - np.searchsorted(np.sort(own), ascending) / len(own) for own in (numbers, decoys))
@@ -190,7 +190,7 @@ class EndStates:
     states: Tensor  # float16 [prefixes, d], scaled to at most 1
     scales: Tensor  # float32 [prefixes, 1]
     there: NDArray[np.bool_]  # [prefixes]: whether the model ran on the prefix
-    tokens: int  # number of tokens that the model ran on
+    tokens: int  # number of tokens on which the model ran
 
     def of(self, rows: Any) -> Tensor:
         return self.states[rows].float() * self.scales[rows]
@@ -224,8 +224,8 @@ def read_states(
 ) -> EndStates:
     """Return the state after the last block at each position. Each sentence runs once, up to its last position.
 
-    If the sentences hold more than `most_tokens` tokens, those with most positions per token come first, and those with
-    random prefixes, which are the last _RANDOM positions.
+    If the sentences have more than `most_tokens` tokens, sentences with random prefixes (the last _RANDOM positions) and
+    sentences with many positions per token come first.
     """
     import torch
 
@@ -279,7 +279,7 @@ class StateCoherence:
         return cls(unit, tokens, float(mean), float(max(deviation, 1e-9)))
 
     def z_scores(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return z of each set of prefixes [sets, t]; nan for fewer than _PAIRS pairs."""
+        """Return z of each set of prefixes [sets, t], or nan for a set with fewer than _PAIRS pairs."""
         sums, pairs = self.sums(rows)
         z = (sums - self.mean * pairs) / (self.deviation * np.sqrt(np.maximum(pairs, 1)))
         return np.where(pairs >= _PAIRS, z, np.nan)
@@ -332,7 +332,7 @@ def _find_members(
 def _score(
     unit: Tensor, direction: Tensor, held: NDArray[np.int64], same: NDArray[np.int64], random: Tensor, bar: float
 ) -> Scores:
-    """Return the scores of a subject. It is scored like a topic, by the cosine of states with its direction."""
+    """Return the scores of a subject, which are computed like those of a topic, from cosines with its direction."""
 
     def nearness(vectors: Tensor) -> NDArray[np.float64]:
         return (vectors.float() @ direction).numpy().astype(np.float64)
@@ -376,7 +376,7 @@ def _expected_tokens(
 
 
 def _different_words(tokens: Sequence[int], vocabulary: Sequence[str]) -> Iterator[int]:
-    """Yield tokens with letters or digits, without repeated words and pieces that continue a word."""
+    """Yield the tokens that have letters or digits. Leave out repeated words and tokens that continue a word."""
     seen: set[str] = set()
     for token in tokens:
         written = vocabulary[token] if token < len(vocabulary) else ""
