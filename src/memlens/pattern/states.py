@@ -12,7 +12,8 @@ The model's state does.
  4. net = z minus the mean z of SWAPS sets in which every trigger is swapped for a prefix of another document with the
     same last token. A memory has a subject if net >= LEAST and its false discovery rate is low enough. Decoys are
     further swapped sets, net of the same sets.
- 5. A trigger belongs to the subject if its state is closer to the mean of the other states than random prefixes are. Its
+ 5. A trigger belongs to the subject if its state is closer to the mean of the other states than random prefixes are.
+ Its
     cosine must exceed their median by BAR times the distance from the median to the 84th percentile.
  6. The subject is named by the tokens with the largest p log(p / p_random), averaged over its triggers.
  7. Held-out triggers must be closer to the subject than prefixes with the same last tokens (score).
@@ -224,8 +225,8 @@ def read_states(
 ) -> EndStates:
     """Return the state after the last block at each position. Each sentence runs once, up to its last position.
 
-    If the sentences have more than `most_tokens` tokens, sentences with random prefixes (the last _RANDOM positions) and
-    sentences with many positions per token come first.
+    If the sentences have more than `most_tokens` tokens, sentences with random prefixes (the last _RANDOM positions)
+    and sentences with many positions per token come first.
     """
     import torch
 
