@@ -31,7 +31,7 @@ def compute(tables: "PrefixTables", seed: int) -> list[ex.Row]:
     rows, layers = [], len(tables.index.manifest.model.memories)
     shares: dict[int, NDArray[np.float64]] = {}
     for layer, columns in tables.by_layer():
-        memories = tables.memories[layer]
+        memories = tables.index.memories(layer)
         shares[layer] = np.asarray(columns["active"], np.float64) / memories
         low, high = median_interval(shares[layer])
         effective = ex.quartiles(columns["effective"])

@@ -60,9 +60,9 @@ def compute(tables: "PrefixTables", seed: int) -> list[ex.Row]:
             "layer": tables.last_layer,
             **places[row],
             "residual": before,
-            "residual_text": tables.vocabulary[before],
+            "residual_text": tables.index.vocabulary[before],
             "output": after,
-            "output_text": tables.vocabulary[after],
+            "output_text": tables.index.vocabulary[after],
         }
         name = LastLayerChange.of(change).name
         numbers = {

@@ -87,16 +87,6 @@ class PrefixTables:
     last_layer: int  # last layer of the model, scanned or not
     notes: Mapping[str, Any]
 
-    @property
-    def vocabulary(self) -> list[str]:
-        """The texts of all tokens."""
-        return self.index.vocabulary
-
-    @property
-    def memories(self) -> dict[int, int]:
-        """The number of memories in each layer."""
-        return {layer: self.index.memories(layer) for layer in self.index.layers}
-
     def by_layer(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield each layer with its columns [prefixes].
 

@@ -54,7 +54,7 @@ def compute(tables: "PrefixTables", seed: int) -> list[ex.Row]:
                     "times": len(pushes[memory]),
                     "push": float(np.mean(pushes[memory])),
                     "token": token,
-                    "token_text": tables.vocabulary[token],
+                    "token_text": tables.index.vocabulary[token],
                     "token_times": times,
                     "compositions": compositions,
                 }
