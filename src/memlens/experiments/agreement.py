@@ -65,7 +65,8 @@ def read_targets(
     if random is not None:
         rows = draw_sample(rows, sample, random)
     no_next = int(((triggers > 0) & (columns["target"] < 0)).sum())
-    return Targets(*(columns[name][rows] for name in _COLUMNS), int((triggers == 0).sum()), no_next)
+    memory, max_p, argmax, target, rank, shuffled = (columns[name][rows] for name in _COLUMNS)
+    return Targets(memory, max_p, argmax, target, rank, shuffled, int((triggers == 0).sum()), no_next)
 
 
 def compute(

@@ -138,7 +138,7 @@ def _section(experiment: Experiment, table: ResultTable, tables: Tables) -> Sect
     command = tables.command(table.name)
     if rows is None:
         return Section(*texts, command, is_present=False)
-    columns, theirs = list(tables.table(table.name).column_names), table.published()
+    columns, theirs = list(rows[0] if rows else table.schema.names), table.published()
     shown = [_shown("this model", rows, columns, tables.index.vocabulary)]
     if theirs:
         shown.append(_shown("the paper", theirs, list(theirs[0]), None))
