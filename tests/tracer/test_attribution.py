@@ -121,7 +121,7 @@ WRONG: dict[str, Callable[[MemoryModel], object]] = {
     "at most 1": lambda _: in_common([ONE], share=1.5),
     "L0N40 does not exist": lambda model: silence_each(model, PROMPT, ["L0N40"]),
     "layers 0 to 2": lambda model: integrate(model, PROMPT, layers=[3]),
-    "either memories or whole layers": lambda model: silence_each(model, PROMPT, ["L0N4"], layers=[1]),
+    "use only one of them": lambda model: silence_each(model, PROMPT, ["L0N4"], layers=[1]),
     "so the prediction cannot change": lambda model: silence_each(model, PROMPT, ["L0N4"], position=0, positions=[1]),
     "1 or more": lambda model: integrate(model, PROMPT, steps=0),
 }

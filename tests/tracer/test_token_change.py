@@ -48,7 +48,7 @@ def test_changes_are_those_of_single_passes_and_the_control_is_the_largest_other
             assert (one.change, one.control) == pytest.approx(mean[:, one.id].tolist(), abs=1e-6)
         assert (result.moved, result.control_moved) == pytest.approx(torch.stack(moved).mean(0).tolist(), abs=1e-6)
         assert result.shared == len({*tokens[:4]} & {*mean[1].argsort(stable=True).tolist()[:4]})
-        assert f"{result.shared} of 4 tokens" in result.note
+        assert f"{result.shared} of the same 4 tokens" in result.note
     with pytest.raises(SettingError, match="triggers is 0"):
         token_change(index, model, "L0N0", triggers=0)
 
