@@ -224,6 +224,16 @@ def test_a_cluster_that_does_not_answer_is_one_line(monkeypatch, closed_port: in
     assert "waiting up to 0 s for the Ray cluster" in capsys.readouterr().err
 
 
+def test_the_last_cluster_of_this_machine_is_not_waited_for_if_it_is_gone(monkeypatch, closed_port, tmp_path) -> None:
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{closed_port}")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(pool_module, "CONNECT_SECONDS", 0.5)
+    with pytest.raises(WorkerError, match=rf"no Ray cluster responds at [\d.]+:{closed_port} "), connect_ray("auto"):
+        pass
+
+
 @pytest.mark.parametrize("error", [RuntimeError("Failed to start raylet\nlogs"), AssertionError(), OSError("gone")])
 def test_an_agent_that_is_lost_during_startup_is_one_line(monkeypatch, error: Exception) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

@@ -578,6 +578,9 @@ def connect_ray(address: str | None, check_stop: Callable[[], None] = lambda: No
     if address == "local":
         ensure_ray_token()
     else:
+        if address == "auto":  # also the last cluster
+            with suppress(ConnectionError):  # ray.init reports that there is none
+                address = ray._private.services.canonicalize_bootstrap_address(address) or address
         _wait_for_cluster(address, check_stop)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=True)
@@ -602,7 +605,7 @@ def _wait_for_cluster(address: str, check_stop: Callable[[], None]) -> None:
     """Wait until the head node accepts connections. Ray itself would wait for minutes without a message."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdecimal():
-        return  # the address is "auto" or invalid; ray.init handles both
+        return  # ray.init rejects an invalid address
     deadline, is_first = time.monotonic() + CONNECT_SECONDS, True
     while True:
         try:
