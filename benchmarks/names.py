@@ -33,6 +33,7 @@ from memlens.index.memory import read_patterns, read_summary
 from memlens.index.reader import Index
 from memlens.memory import MemoryId, Trigger
 from memlens.pattern.features import FUNCTION_LISTS
+from memlens.pattern.naming import UNCLEAR
 from memlens.stats import wilson
 
 SEED, LAYERS, EACH, SHOWN = 39, 10, 6, 25
@@ -113,7 +114,7 @@ def read_found(index: Index) -> Iterator[tuple[int, str, bool, list[str]]]:
             for pattern in patterns
             if pattern.kind == "semantic" or is_class_of_content(pattern.pattern)
         ]
-        yield number, summary.name, summary.evidence is not None, subjects
+        yield number, summary.name, not summary.name.startswith(UNCLEAR), subjects
 
 
 def write_judge(index: Index, labels: dict[str, Any]) -> str:
@@ -170,8 +171,9 @@ def main() -> None:
     options = parser.parse_args()
     index = Index(options.index)
 
-    def read(kind: str) -> list[dict[str, Any]]:
-        return [json.loads(Path(f"{options.prefix}-{kind}{n}.json").read_text(encoding="utf-8")) for n in READERS]
+    def read(kind: str, reader: int) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(Path(f"{options.prefix}-{kind}{reader}.json").read_text(encoding="utf-8"))
+        return content
 
     def write(name: str, text: str) -> None:
         Path(f"{options.prefix}-{name}.md").write_text(text, encoding="utf-8")
@@ -179,10 +181,12 @@ def main() -> None:
     if options.step == "sheet":
         write("sheet", write_sheet(index))
     elif options.step == "judge":
-        for number, labels in zip(READERS, read("reader"), strict=True):
-            write(f"judge{number}", write_judge(index, labels))
+        for reader in READERS:
+            if Path(f"{options.prefix}-reader{reader}.json").exists():
+                write(f"judge{reader}", write_judge(index, read("reader", reader)))
     else:
-        write("names", write_counts(index, read("reader"), read("judge")))
+        labels, answers = ([read(kind, reader) for reader in READERS] for kind in ("reader", "judge"))
+        write("names", write_counts(index, labels, answers))
 
 
 if __name__ == "__main__":

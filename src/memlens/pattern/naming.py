@@ -17,14 +17,15 @@ A name consists of one or two clear patterns:
  4. The name starts with the pattern that says most: the divergence of the rate from the share of random prefixes,
     rate log(rate / share) + (1 - rate) log((1 - rate) / (1 - share)). A second one describes something else.
 
-Other memories are called "no clear pattern", with their most common endings. A name says if a recurring next token is
-among the first tokens of the memory's value.
+Without a clear pattern, a name says what at least PARTLY of the triggers share: partly: ends with "but" (10 of 25). The
+remaining memories are called "no clear pattern", with their most common endings. A name says if a recurring next token
+is among the first tokens of the memory's value.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import log
@@ -43,6 +44,7 @@ from memlens.pattern.words import ENOUGH, GROUNDED, NEXT, PrefixWords
 from memlens.stats import binomial_tail, upper_share
 
 CLEAR = 0.7
+PARTLY = 0.2
 UNCLEAR = "no clear pattern"
 _ENDINGS = 3  # number of endings to list for a memory without a clear pattern
 _JOINED = 4  # maximum number of endings in one pattern
@@ -106,10 +108,10 @@ class Pattern:
         is_scored = self.kind == "semantic" and self.scores.auroc is not None and held >= ENOUGH
         return min(found, self.scores.auroc) if is_scored and self.scores.auroc is not None else found
 
-    def information(self, triggers: int, held: int) -> float:
-        """Return how much the pattern says about a prefix: the divergence of its rate from random prefixes, in nats."""
+    def information(self, rate: float) -> float:
+        """Return how much the pattern says at this rate: the divergence from random prefixes, in nats."""
         share = min(max(self.share, _RAREST), 1 - 1e-9)
-        rate = min(max(self.rate(triggers, held), share), 1 - 1e-9)
+        rate = min(max(rate, share), 1 - 1e-9)
         return rate * log(rate / share) + (1 - rate) * log((1 - rate) / (1 - share))
 
 
@@ -287,24 +289,30 @@ def name_memory(
     joined = join_endings(patterns)
     candidates = [*patterns, *([joined] if joined else [])]
     clear = [pattern for pattern in candidates if pattern.evidence(triggers, held) > CLEAR]
-    clear.sort(key=lambda pattern: (-pattern.information(triggers, held), *pattern.order(triggers)))
-    second = next((pattern for pattern in clear[1:] if pattern.about != clear[0].about), None)
-    clear = [*clear[:1], *([second] if second else [])]
-    best = max((pattern.evidence(triggers, held) for pattern in clear), default=None)
-    clear.sort(key=lambda pattern: _ORDER.index(pattern.about))
-    agreed = [(token, times) for token, times in following.typical if token in following.promoted]
+    named = clear or [pattern for pattern in candidates if len(pattern.ranks) >= PARTLY * triggers]
+    named = _choose_two(named, lambda pattern: pattern.rate(triggers, held) if clear else len(pattern.ranks) / triggers)
+    agreed = dict(token_times for token_times in following.typical if token_times[0] in following.promoted)
     parts = []
-    for pattern in clear:
-        is_agreed = pattern.token in dict(agreed)
-        parts.append(pattern.description)
-        if pattern.kind == NEXT:
-            parts[-1] += f" ({len(pattern.ranks)} of {triggers}{', promoted by its value' if is_agreed else ''})"
-    name = "; ".join(parts)
-    if not clear:
+    for pattern in named:
+        numbers = [f"{len(pattern.ranks)} of {triggers}"] if pattern.kind == NEXT or not clear else []
+        numbers += ["promoted by its value"] if pattern.token in agreed else []
+        parts.append(pattern.description + (f" ({', '.join(numbers)})" if numbers else ""))
+    if clear:
+        name = "; ".join(parts)
+    elif named:
+        name = f"partly: {'; '.join(parts)}"
+    else:
         name = UNCLEAR
         if endings:
             name += "; common endings: " + ", ".join(f'"{word}" ({times})' for word, times in endings)
-    if agreed and not any(pattern.token in dict(agreed) for pattern in clear):
-        token, times = agreed[0]
+    if agreed and not any(pattern.token in agreed for pattern in named):
+        token, times = next(iter(agreed.items()))
         name += f'; before "{vocabulary[token].strip()}" ({times} of {triggers}, promoted by its value)'
-    return name, best
+    return name, max((pattern.evidence(triggers, held) for pattern in named), default=None) if clear else None
+
+
+def _choose_two(patterns: Sequence[Pattern], rate: Callable[[Pattern], float]) -> list[Pattern]:
+    """Return the pattern that says most and the next one about something else, in the order of a name."""
+    ordered = sorted(patterns, key=lambda pattern: (-pattern.information(rate(pattern)), pattern.name))
+    second = [pattern for pattern in ordered[1:] if pattern.about != ordered[0].about]
+    return sorted([*ordered[:1], *second[:1]], key=lambda pattern: _ORDER.index(pattern.about))
