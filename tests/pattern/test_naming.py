@@ -59,7 +59,7 @@ def test_the_more_specific_pattern_comes_before_one_with_more_evidence() -> None
 def test_a_wording_that_the_triggers_use_up_cannot_be_held_out() -> None:
     rare = pattern("tens", 0.5, members=21, place="last", further=2.0)
     assert (
-        name_of_patterns(rare) == "tens" and name_of_patterns(replace(rare, further=40.0)) == "partly: tens (21 of 25)"
+        name_of_patterns(rare) == "tens" and name_of_patterns(replace(rare, further=40.0)) == "partly tens (21 of 25)"
     )
     half = pattern("cat", 0.68, members=17, place="last", further=15.0)  # 9 of the 15 further ones are held out
     rate = (17 / 25 + (2 * 0.68 - 1 + 0.01) * 25 / 15) / 2
@@ -79,8 +79,8 @@ def test_endings_of_different_triggers_form_one_pattern() -> None:
 
 
 def test_a_subject_needs_triggers_and_held_out_triggers() -> None:
-    assert name_of_patterns(pattern("s", 0.95, "semantic", 6)) == "partly: s (6 of 25)"
-    assert name_of_patterns(pattern("s", 0.6, "semantic")) == "partly: s (25 of 25)"
+    assert name_of_patterns(pattern("s", 0.95, "semantic", 6)) == "partly s (6 of 25)"
+    assert name_of_patterns(pattern("s", 0.6, "semantic")) == "partly s (25 of 25)"
     assert name_of_patterns(pattern("s", 0.6, "semantic"), held=5) == "s"  # too few held-out triggers
 
 
@@ -94,13 +94,13 @@ def test_without_a_clear_pattern_the_name_is_its_endings() -> None:
 def test_with_few_held_out_triggers_the_triggers_themselves_are_evidence() -> None:
     patterns = [pattern("a", 0.1, members=20, share=0.1)]
     assert name_memory(patterns, FollowingTokens(), [], VOCABULARY, 25, 9) == ("a", pytest.approx(0.5 + 0.7 / 2))
-    assert name_memory(patterns, FollowingTokens(), [], VOCABULARY, 25, 10) == ("partly: a (20 of 25)", None)
+    assert name_memory(patterns, FollowingTokens(), [], VOCABULARY, 25, 10) == ("partly a (20 of 25)", None)
 
 
 @pytest.mark.parametrize(
     ("promoted", "auroc", "name"),
     [((0, 1), 0.9, "before (25 of 25, promoted by its value)"), ((1,), 0.9, "before (25 of 25)"),
-     ((0,), 0.5, "partly: before (25 of 25, promoted by its value)"), ((1,), 0.5, "partly: before (25 of 25)")],
+     ((0,), 0.5, "partly before (25 of 25, promoted by its value)"), ((1,), 0.5, "partly before (25 of 25)")],
 )  # fmt: skip
 def test_a_name_says_if_the_value_promotes_what_follows(promoted: tuple[int, ...], auroc: float, name: str) -> None:
     following = FollowingTokens(((0, 3),), promoted)

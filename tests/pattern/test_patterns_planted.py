@@ -57,7 +57,7 @@ def test_every_memory_has_a_name_in_one_line(planted: tuple[Index, Planted]) -> 
     assert len(rows) == MEMORIES
     for row in rows:
         assert "\n" not in row["name"] and row["covered"] <= row["triggers"] == 25
-        assert (row["evidence"] is None) == row["name"].startswith(("no clear pattern", "partly: "))
+        assert (row["evidence"] is None) == row["name"].startswith(("no clear pattern", "partly "))
         assert row["patterns"] > 0 or row["evidence"] is None or 'before "' in row["name"]
 
 

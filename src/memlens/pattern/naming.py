@@ -17,9 +17,9 @@ A name consists of one or two clear patterns:
  4. The name starts with the pattern that says most: the divergence of the rate from the share of random prefixes,
     rate log(rate / share) + (1 - rate) log((1 - rate) / (1 - share)). A second one describes something else.
 
-Without a clear pattern, a name says what at least PARTLY of the triggers share: partly: ends with "but" (10 of 25). The
-remaining memories are called "no clear pattern", with their most common endings. A name says if a recurring next token
-is among the first tokens of the memory's value.
+If no pattern is clear, or only patterns as broad as a capitalised word, a name also says what at least PARTLY of the
+triggers share: partly ends with "but" (10 of 25). The remaining memories are called "no clear pattern", with their most
+common endings. A name says if a recurring next token is among the first tokens of the memory's value.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from memlens.stats import binomial_tail, upper_share
 
 CLEAR = 0.7
 PARTLY = 0.2
+_BROAD = 0.05  # share of random prefixes above which a pattern says little
 UNCLEAR = "no clear pattern"
 _ENDINGS = 3  # number of endings to list for a memory without a clear pattern
 _JOINED = 4  # maximum number of endings in one pattern
@@ -147,11 +148,13 @@ class Describer:
         own = rows[ranks]
         ending = ""
         if feature.kind == "ending":
-            ending = self._ending(feature, own)
-            described_as = f"ends with {ending}"
+            ending = self._ending(feature, own, 1)
+            described_as = f"ends with {self._ending(feature, own)}"
         else:
-            words = [self._example(feature, int(rows[rank]), ends[rank]) for rank in ranks]
-            described_as = feature.describe(self.written, _most_frequent(words))
+            words = _most_frequent(self._example(feature, int(rows[rank]), ends[rank]) for rank in ranks)
+            described_as = feature.describe(self.written, words)
+            if feature.kind == "piece":
+                ending = f'"{feature.shape}" inside "{words[0]}"'
         place = "last" if 1 in feature.places else _PLACES.get(feature.kind, "")
         return Pattern(
             feature.name(self.texts.words),
@@ -221,14 +224,15 @@ class Describer:
         counts = Counter(self.texts.words.spellings[word] for word in last if word)
         return [(word, times) for word, times in counts.most_common() if times > 1][:_ENDINGS]
 
-    def _ending(self, feature: Feature, rows: NDArray[np.int64]) -> str:
-        """Return the words of an ending in quotes, with the words that they begin if most prefixes end inside one."""
+    def _ending(self, feature: Feature, rows: NDArray[np.int64], examples: int = _ENDINGS) -> str:
+        """Return the words of an ending in quotes, with words that they begin if most prefixes end inside one."""
         prefixes, spellings = self.texts.prefixes, self.texts.words.spellings
         last = _most_frequent(spellings[word] for word in prefixes.last[rows].tolist())[0]
         text = " ".join([*(self.written[word] for word in feature.words[:-1]), last])
         if prefixes.goes_on[rows].mean() < _MOSTLY:
             return f'"{text}"'
-        return f'"{text}" of {_listed(spellings[word] for word in prefixes.whole[rows].tolist())}'
+        words = _most_frequent(spellings[word] for word in prefixes.whole[rows].tolist())[:examples]
+        return f'"{text}" of {", ".join(map(_quote, words))}'
 
     def _example(self, feature: Feature, row: int, ends: Ending) -> str:
         """Return the word of a trigger at the place that the feature describes."""
@@ -254,8 +258,8 @@ def _most_frequent(words: Iterable[str]) -> list[str]:
     return [word for word, _ in sorted(Counter(words).items(), key=lambda pair: (-pair[1], pair[0]))]
 
 
-def _listed(words: Iterable[str]) -> str:
-    return ", ".join(f'"{word}"' for word in _most_frequent(words)[:_ENDINGS])
+def _quote(word: str) -> str:
+    return f'"{word}"'
 
 
 def join_endings(patterns: Sequence[Pattern]) -> Pattern | None:
@@ -289,26 +293,28 @@ def name_memory(
     joined = join_endings(patterns)
     candidates = [*patterns, *([joined] if joined else [])]
     clear = [pattern for pattern in candidates if pattern.evidence(triggers, held) > CLEAR]
-    named = clear or [pattern for pattern in candidates if len(pattern.ranks) >= PARTLY * triggers]
-    named = _choose_two(named, lambda pattern: pattern.rate(triggers, held) if clear else len(pattern.ranks) / triggers)
-    agreed = dict(token_times for token_times in following.typical if token_times[0] in following.promoted)
+    named = _choose_two(clear, lambda pattern: pattern.rate(triggers, held))
+    partly: list[Pattern] = []
+    if all(pattern.share > _BROAD for pattern in named):
+        possible = [p for p in candidates if p not in named and len(p.ranks) >= PARTLY * triggers]
+        possible = [p for p in possible if p.share <= _BROAD] if named else possible
+        partly = _choose_two(possible, lambda pattern: len(pattern.ranks) / triggers)[: 2 - bool(named)]
+    agreed = {token: times for token, times in following.typical if token in following.promoted}
     parts = []
-    for pattern in named:
-        numbers = [f"{len(pattern.ranks)} of {triggers}"] if pattern.kind == NEXT or not clear else []
+    for pattern in (*named, *partly):
+        numbers = [f"{len(pattern.ranks)} of {triggers}"] if pattern.kind == NEXT or pattern in partly else []
         numbers += ["promoted by its value"] if pattern.token in agreed else []
-        parts.append(pattern.description + (f" ({', '.join(numbers)})" if numbers else ""))
-    if clear:
-        name = "; ".join(parts)
-    elif named:
-        name = f"partly: {'; '.join(parts)}"
-    else:
+        start = "partly " if pattern in partly else ""
+        parts.append(f"{start}{pattern.description}" + (f" ({', '.join(numbers)})" if numbers else ""))
+    name = "; ".join(parts)
+    if not parts:
         name = UNCLEAR
         if endings:
             name += "; common endings: " + ", ".join(f'"{word}" ({times})' for word, times in endings)
-    if agreed and not any(pattern.token in agreed for pattern in named):
+    if agreed and not any(pattern.token in agreed for pattern in (*named, *partly)):
         token, times = next(iter(agreed.items()))
         name += f'; before "{vocabulary[token].strip()}" ({times} of {triggers}, promoted by its value)'
-    return name, max((pattern.evidence(triggers, held) for pattern in named), default=None) if clear else None
+    return name, max((pattern.evidence(triggers, held) for pattern in named), default=None)
 
 
 def _choose_two(patterns: Sequence[Pattern], rate: Callable[[Pattern], float]) -> list[Pattern]:

@@ -125,7 +125,7 @@ def find_state_subjects(
     by_memory = {}
     for place, m in enumerate(chosen.tolist()):
         own = _there(triggers.rows[m], ends.there)
-        found = _find_members(own, unit, tokens.documents, unit[random])
+        found = _find_members(own, unit, tokens, unit[random])
         if found is None:
             continue
         members, direction, bar, share = found
@@ -304,11 +304,12 @@ class StateCoherence:
 
 
 def _find_members(
-    rows: NDArray[np.int64], unit: Tensor, documents: NDArray[np.int64], random: Tensor
+    rows: NDArray[np.int64], unit: Tensor, tokens: LastTokens, random: Tensor
 ) -> tuple[int, Tensor, float, float] | None:
     """Return the triggers of the subject, its direction, the minimum cosine, and the share of random prefixes above it.
 
     Returns None if fewer than half of the triggers, or triggers of fewer than three documents, belong to the subject.
+    Also returns None if a few words end all of them, because a word is no subject.
     """
     ranks = np.flatnonzero(rows >= 0)
     vectors, members = unit[rows[ranks]].float().numpy(), np.ones(len(ranks), np.bool_)
@@ -322,7 +323,9 @@ def _find_members(
         share = float(((near > bar).sum() + 1) / (len(near) + 1))
         others = total - vectors * members[:, None]  # compare each trigger with the others
         members = (vectors * others).sum(1) / np.maximum(np.linalg.norm(others, axis=1), 1e-9) > bar
-        if len(set(documents[rows[ranks[members]]].tolist())) < GROUNDED or members.mean() < _MOSTLY:
+        places = rows[ranks[members]]
+        documents, last = (len(np.unique(column[places])) for column in (tokens.documents, tokens.tokens))
+        if documents < GROUNDED or len(places) < _MOSTLY * len(ranks) or last < SIZE // 2:
             return None
     import torch
 
