@@ -25,6 +25,7 @@ FAMILIES = {
     "post-norm only": "olmo2",
     "Gemma": "gemma",
     "Gemma 3": "gemma3_text",
+    "norms in float32": "olmo",
     "experts": "qwen2_moe",
     "experts with biases": "gpt_oss",
 }
@@ -48,7 +49,7 @@ def difference(logits: torch.Tensor) -> torch.Tensor:
 
 
 def load(family: str, dtype: torch.dtype = DOUBLE) -> MemoryModel:
-    return memlens.load((tiny_network if family == "phi3" else tiny_model)(family).to(dtype))
+    return memlens.load((tiny_network if family in ("phi3", "olmo") else tiny_model)(family).to(dtype))
 
 
 class Sums(NamedTuple):

@@ -96,7 +96,8 @@ class FreezeNonlinearities(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         options = dict(kwargs or {})
-        is_downcast = func is torch.Tensor.float or (func is torch.Tensor.to and args[1:] == (torch.float32,))
+        kinds = (*args[1:], *options.values())
+        is_downcast = func is torch.Tensor.float or (func is torch.Tensor.to and kinds == (torch.float32,))
         if is_downcast and args[0].dtype == torch.float64:
             return args[0]  # some norms compute in float32, which would limit the precision of float64 to 1e-7
         if func in _FROZEN:
@@ -381,7 +382,7 @@ def check_conservation(model: MemoryModel, frozen: FrozenPass, gradients: Gradie
     if not abs(total - value) <= CONSERVATION * scale:
         raise UnsupportedModel(
             f"{model.name} is not linear once attention, norms and gates are frozen: its writes sum to {total:.4g}, "
-            f"not to {value:.4g}. Circuits need softmax attention in every layer"
+            f"not to {value:.4g}. Circuits need softmax attention in every layer and no other nonlinear parts"
         )
 
 
