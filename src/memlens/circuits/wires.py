@@ -75,7 +75,7 @@ def wires(index: Index, model: MemoryModel, memory: str | MemoryId, top: int = 1
 
     Args:
         index: The index, which names memories and counts shared triggers.
-        model: Its model.
+        model: The model of the index.
         memory: The memory, like "L5N94".
         top: Wires to return of each kind.
 
@@ -184,8 +184,8 @@ def validate_wires(index: Index, model: MemoryModel, pairs: Sequence[tuple[str, 
 
     Args:
         index: The index with the triggers.
-        model: Its model.
-        pairs: Names of an earlier and a later memory.
+        model: The model of the index.
+        pairs: Pairs of an earlier and a later memory, by name.
         triggers: Number of triggers of each later memory to run.
     """
     predicted: list[float] = []

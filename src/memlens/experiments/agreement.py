@@ -1,8 +1,8 @@
 """Agreement (Figure 4): the share of memories whose value's top token is the token after their top-1 trigger.
 
 There are two baselines. A random token agrees with probability 1 / vocabulary. The other baseline shuffles the layer's
-targets among its memories, which shows how much agreement results from frequent tokens alone. It is the exact mean over
-all shuffles.
+targets among its memories, which shows how much agreement results from frequent tokens alone. This baseline is the
+exact mean over all shuffles.
 """
 
 from dataclasses import dataclass, replace

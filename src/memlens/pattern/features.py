@@ -100,7 +100,7 @@ def is_content_word(word: str) -> bool:
 
 
 def lists_of(word: str) -> list[str]:
-    """Return the names of the lists that contain a lower-case word: "a month" and "a modal verb" for may."""
+    """Return the names of the lists that contain a lower-case word, such as "a month" and "a modal verb" for may."""
     return [name for name, words in _WORDS.items() if word in words]
 
 

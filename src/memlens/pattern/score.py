@@ -2,10 +2,10 @@
 
 Held-out triggers have ranks 25 to 49, below those in which patterns are found. An AUROC of 0.5 means that a pattern is
 equally frequent in other prefixes. An AUROC of 1 means that all held-out triggers and no other prefixes have it. The
-first AUROC compares triggers with random prefixes. The second one compares them with prefixes of other documents that
-end with the same tokens, so that a pattern that only states the last token scores 0.5. The precision is the share of
-the strongest held-out triggers that have the pattern. A wording is present or absent, so its AUROC is
-0.5 + (share of triggers - share of others) / 2. A topic ranks prefixes by their cosine with its direction.
+first AUROC compares triggers with random prefixes. The second AUROC compares triggers with prefixes of other documents
+that end with the same tokens, so that a pattern that only states the last token scores 0.5. The precision is the share
+of the strongest held-out triggers that have the pattern. A wording is present or absent, so its AUROC is 0.5 + (share
+of triggers - share of others) / 2. A topic ranks prefixes by their cosine with its direction.
 """
 
 import math

@@ -158,17 +158,15 @@ def _there(rows: NDArray[np.int64], there: NDArray[np.bool_]) -> NDArray[np.int6
 def _read_places(
     index: Index, triggers: TriggerRows, settings: PatternSettings
 ) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], LastTokens, NDArray[np.bool_]]:
-    """Return triggers, then matched and random prefixes: sentences and positions, last tokens, and which end in a word.
+    """Return the places of triggers, matched and random prefixes, their last tokens, and which end inside a word.
 
-    These expect the rest of their last word, which says nothing about their subject.
+    The state of a prefix that ends inside a word predicts the rest of the word, which says nothing about a subject.
     """
     words = Words()
     read = read_prefix_words(index, triggers.sentences, triggers.positions, words)
     matched = draw_matched(index, last_token_counts(triggers.rows, read.tokens, index), settings.seed)
     sample = sample_prefixes(index, _RANDOM, settings.seed)
-    if (
-        len(sample[0]) < _RANDOM
-    ):  # a small corpus: draw with repetition, so that the random prefixes are the last _RANDOM
+    if len(sample[0]) < _RANDOM:  # a small corpus: draw with repetition, so that the last _RANDOM prefixes are random
         again = np.random.default_rng([settings.seed, 14]).integers(0, len(sample[0]), _RANDOM)
         sample = sample[0][again], sample[1][again]
     else:

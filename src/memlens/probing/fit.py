@@ -127,8 +127,9 @@ def _blocks(rows: int, columns: int) -> list[slice]:
 def differences(z: NDArray[np.float64], y: NDArray[Any], classes: int) -> NDArray[np.float64]:
     """Return the mean difference [columns] of standardized columns z [rows, columns].
 
-    For two classes, it is the mean of the second minus that of the first. For several classes, it is the largest
-    absolute difference between a class and all others, with its sign. For numbers (0 classes), it is the correlation.
+    With two classes, the difference is the mean of the second class minus the mean of the first. With several classes,
+    it is the largest absolute difference between a class and all other texts, with its sign. For numbers (0 classes), it
+    is the correlation.
     """
     if not classes:
         spread = y.std()

@@ -292,7 +292,7 @@ class Trace:
 
     @property
     def logit_name(self) -> str:
-        """The name of `logit`: "score" if the numbers of different tokens cannot be compared, otherwise "logit"."""
+        """The name of `logit`. A number that cannot be compared between tokens is called "score"."""
         word = "logit" if self.logit_is.startswith(PLAIN_LOGIT) else "score"
         return word if self.against is None else f"{word} difference"
 
