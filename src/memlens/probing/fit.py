@@ -128,8 +128,8 @@ def differences(z: NDArray[np.float64], y: NDArray[Any], classes: int) -> NDArra
     """Return the mean difference [columns] of standardized columns z [rows, columns].
 
     With two classes, the difference is the mean of the second class minus the mean of the first. With several classes,
-    it is the largest absolute difference between a class and all other texts, with its sign. For numbers (0 classes), it
-    is the correlation.
+    it is the largest absolute difference between a class and all other texts, with its sign. For numbers (0 classes),
+    it is the correlation.
     """
     if not classes:
         spread = y.std()
