@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,15 @@ Place = tuple[int, int]  # sentence, position
 def pieces(text: str) -> list[str]:
     """Split a text into words, each with the space before it."""
     return PIECE.findall(text)
+
+
+def complete_table(name: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Return a table of a later stage. Required columns that rows leave out hold zeros, empty texts or empty lists."""
+    empty: dict[str, Any] = {}
+    for column in layout.DERIVED_COLUMNS[f"{name}.parquet"].split():
+        kind = schema.field(column).type
+        empty[column] = [] if pa.types.is_list(kind) else "" if pa.types.is_string(kind) else 0
+    return pa.Table.from_pylist([{**empty, **row} for row in rows], schema)
 
 
 def write_index(
@@ -72,10 +82,11 @@ def write_index(
     }
     if values is not None:
         made = [
-            {"layer": layer, "memory": memory, "max_p": 0.5, "argmax": own[0], "tokens": list(own)}
+            {"layer": layer, "memory": memory, "max_p": 0.5, "argmax": own[0], "tokens": list(own),
+             "p": [0.5] * len(own), "bottom_tokens": [0], "bottom_p": [0.0]}
             for (layer, memory), own in sorted(values.items())
-        ]
-        tables["values.parquet"] = pa.Table.from_pylist(made, VALUES_SCHEMA)
+        ]  # fmt: skip
+        tables["values.parquet"] = complete_table("values", made, VALUES_SCHEMA)
     for name, table in tables.items():
         write_table(folder / name, table.schema, iter([table]))
     layers = sorted({layer for layer, _ in triggers})

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 from people import NEWS, PRESS, label
 
+from index_by_hand import complete_table
 from memlens.annotations.records import Annotations, LabeledPattern
 from memlens.annotations.study import (
     cohens_kappa,
@@ -67,7 +67,7 @@ def test_the_machine_is_compared_with_each_person(index: Index) -> None:
         {"layer": 0, "memory": 2, "pattern": "p", "kind": "shallow", "description": "d", "prefixes": [0, 1, 2]},
         {"layer": 1, "memory": 0, "pattern": "p", "kind": "shallow", "description": "d", "prefixes": [0, 1, 2]},
     ]
-    table = pa.Table.from_pylist(rows, PATTERNS_SCHEMA)
+    table = complete_table("patterns", rows, PATTERNS_SCHEMA)
     index.write({"patterns": (PATTERNS_SCHEMA, [table])}, dict)
     found = {(row.annotator, row.kind): row for row in compare_with_people(Annotations(index))}
     ann = found["ann", "shallow"]

@@ -3,10 +3,10 @@
 import random
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 import memlens
+from index_by_hand import complete_table
 from memlens.index.reader import Index
 from memlens.pattern.table import NAMES_SCHEMA, PATTERNS_SCHEMA
 from memlens.testing import tiny_model, tiny_tokenizer
@@ -68,7 +68,7 @@ def _write_patterns(index: Index, seed: int) -> None:
                 described = {"pattern": f"ending:{word}", "kind": kind, "description": f'ends with "{word}"'}
                 patterns.append(whose | described | {"prefixes": [0, 1, 2], "confidence": draw.random()})
     tables = {
-        "patterns": (PATTERNS_SCHEMA, iter([pa.Table.from_pylist(patterns, PATTERNS_SCHEMA)])),
-        "names": (NAMES_SCHEMA, iter([pa.Table.from_pylist(names, NAMES_SCHEMA)])),
+        "patterns": (PATTERNS_SCHEMA, iter([complete_table("patterns", patterns, PATTERNS_SCHEMA)])),
+        "names": (NAMES_SCHEMA, iter([complete_table("names", names, NAMES_SCHEMA)])),
     }
     index.write(tables, lambda: {"patterns": {"top": 3, "rate": 0.01}})

@@ -76,7 +76,7 @@ def test_the_command_lists_judges_takes_back_and_exchanges(
     assert json.loads(run(*begin, "status", "--json")[1])[0] == status
     for file in ("verdicts.csv", "verdicts.json"):
         assert run(*begin, "export", "--file", tmp_path / file)[0] == 0
-    assert run(*begin, "import", "--file", tmp_path / "verdicts.json")[2] == "imported 0 new events\n"
+    assert run(*begin, "import", "--file", tmp_path / "verdicts.json")[2] == "0 new events were imported\n"
     assert run(*begin, "undo", *whose)[2] == f"{name}: no verdict\n"
     for wrong in (
         ["praise"], ["judge"], ["judge", *by_ann], ["undo", *whose], ["judge", *whose],

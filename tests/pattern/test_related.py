@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from index_by_hand import write_index
+from index_by_hand import complete_table, write_index
 from memlens.annotations.records import Annotations, Label, LabeledPattern
 from memlens.experiments import patterns as figure
 from memlens.experiments.experiment import ModelShape
@@ -47,7 +47,7 @@ def index(tmp_path: Path) -> Index:
         for layer in range(2) for memory, kind, ranks in ((0, "shallow", [0, 1, 2]), (0, "semantic", [2, 3, 4, 5]),
                                                           (2, "shallow", [7, 8, 9]))
     ]  # fmt: skip
-    made.write({"patterns": (PATTERNS_SCHEMA, [pa.Table.from_pylist(rows, PATTERNS_SCHEMA)])}, dict)
+    made.write({"patterns": (PATTERNS_SCHEMA, [complete_table("patterns", rows, PATTERNS_SCHEMA)])}, dict)
     return made
 
 
@@ -155,7 +155,7 @@ def test_semantic_prefixes_are_implied_by_the_last_word_or_beyond_it(index: Inde
         for layer in range(2)
         for name, kind, text, ranks in described
     ]
-    index.write({"patterns": (PATTERNS_SCHEMA, [pa.Table.from_pylist(rows, PATTERNS_SCHEMA)])}, dict)
+    index.write({"patterns": (PATTERNS_SCHEMA, [complete_table("patterns", rows, PATTERNS_SCHEMA)])}, dict)
     for row in figure.compute(index):
         # ranks 0, 1: a month; 2: also a topic; 3: a topic and a wording; 4, 5, 6: wordings, of which 5 and 6 are new
         assert (row["implied"], row["beyond"], row["both"], row["shallow"]) == (2, 1, 1, 3)

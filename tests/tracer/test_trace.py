@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 import torch
 
 import memlens
+from index_by_hand import complete_table
 from memlens.errors import MemlensError, ModelError
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
@@ -227,7 +227,7 @@ def test_an_index_with_patterns_adds_what_they_say(indexed: Indexed, copy_of: Ca
         for memory in (positive, negative)
         for text in ("ends with 'to'", "rivers")
     ]
-    table = pa.Table.from_pylist(rows, PATTERNS_SCHEMA)
+    table = complete_table("patterns", rows, PATTERNS_SCHEMA)
     index.write({"patterns": (table.schema, [table])}, dict)
     named = {one.memory: one.patterns for one in trace(model, PROMPT, top=40, index=index).memories}
     assert named[positive] == ("ends with 'to'", "rivers")
