@@ -83,7 +83,8 @@ def test_a_study_from_sample_to_agreement(index: Index, run: Run, tmp_path: Path
     for name in ("labels.csv", "labels.json"):
         assert run("annotate", index.folder, "export", "--file", tmp_path / name)[0] == 0
     assert "the press: free" in (tmp_path / "labels.csv").read_text(encoding="utf-8")
-    assert run("annotate", index.folder, "import", "--file", tmp_path / "labels.json")[2] == "0 new events were imported\n"
+    note = run("annotate", index.folder, "import", "--file", tmp_path / "labels.json")[2]
+    assert note == "0 new events were imported\n"
     assert run("patterns", index.folder)[0] == 0
     rows = json.loads(run("annotate", index.folder, "compare", "--json")[1])
     assert {row["annotator"] for row in rows} == {"ann", "bob"}
