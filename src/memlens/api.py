@@ -143,7 +143,7 @@ def scan(
     if shard is not None:
         return open_shard(folder)
     index = _open_built(folder, plan)
-    # keep a model that the caller loaded
+    # the index keeps a model that the caller loaded
     index.model = memory_model if memory_model is model else None
     return index
 
@@ -203,14 +203,14 @@ def check(index: Index | Source, *, progress: Progress = no_progress) -> Check:
 
 
 def chart(index: Index | Source, experiment: str) -> Any:
-    """Return the figure of an experiment as an Altair chart. `index.chart(name)` is the same.
+    """Return the figure of an experiment as an Altair chart. `index.chart(name)` does the same.
 
     Args:
         index: An Index or its folder.
         experiment: Name of an experiment that was run.
 
     Returns:
-        An Altair chart. The panels of a figure with several panels are placed side by side.
+        An Altair chart. If the figure has several panels, they are placed side by side.
 
     Raises:
         UnknownName: No experiment has this name.
@@ -234,7 +234,7 @@ def chart(index: Index | Source, experiment: str) -> Any:
         return panels[0]
     config = panels[0].config
     for panel in panels:
-        panel.config = alt.Undefined  # in a combined chart, only the whole may have a config
+        panel.config = alt.Undefined  # Altair allows a config only for the combined chart
     figure = alt.hconcat(*panels)
     figure.config = config
     return figure
@@ -250,7 +250,7 @@ def push(index: Index | Source, repo: str, *, private: bool = False, progress: P
         progress: Called with the name of the step, the completed work and the total.
 
     Returns:
-        The repository, the commit, the address of the commit, and the numbers of files and bytes.
+        The repository, the commit and its address, and the number of files and of bytes.
 
     Raises:
         HubError: The Hub cannot be reached or rejects the upload.
@@ -337,10 +337,10 @@ def patterns(
 
     Args:
         index: An Index or its folder.
-        model: The scanned model or its current location. Only `states` requires it. None loads the model from where it
-        was scanned. If that fails, patterns are found without states.
-        states: Run the model again and also compare its final states at the triggers. This finds subjects that the
-        words alone do not show.
+        model: The scanned model or its current location. It is needed only if `states` is True. None loads it from
+            where it was scanned or, if that fails, finds patterns without states.
+        states: If True, also run the model on the triggers and compare its final states there. This finds subjects that
+            the words alone do not show.
         progress: Called with the name of the step, the completed work and the total.
         **options: Fields of PatternSettings: top, rate, background, seed.
 
@@ -368,7 +368,7 @@ def _model_of_states(index: Index, model: MemoryModel | Source | None) -> Memory
         return index.load_model(_model_or_name(model))
     try:
         return index.model or index.load_model()
-    except MemlensError:  # the model is not available on this machine
+    except MemlensError:  # the model cannot be loaded on this machine
         return None
 
 
@@ -421,11 +421,11 @@ def experiment(
     Args:
         index: An Index or its folder.
         names: Names of experiments. "all" runs every experiment that the index supports and then "shuffled", which
-            measures the claims in shuffled networks as a baseline (see `null_tokens`).
+            measures the paper's claims in networks with shuffled weights as a baseline (see `null_tokens`).
         validation: Corpus to draw prefixes from. None draws them from the scanned corpus.
         model: The scanned model or its current location. None loads it from where it was scanned.
-        intervention: Edits of coefficients, such as a saved circuit. Experiments on prefixes run with these edits in
-            this process, and nothing is written to the index.
+        intervention: Edits of coefficients, such as a saved circuit. Experiments on prefixes are run with these edits,
+            in this process, and nothing is written to the index.
         progress: Called with the name of the step, the completed work and the total.
         skipped: Called for each experiment that "all" skips, with its name and the reason.
         **options: Fields of SampleSettings (seed, sample, stop_words, null_tokens), RunSettings (threads, workers,
@@ -522,7 +522,7 @@ def site(
         index: An Index or its folder.
         out: Folder to write to.
         layers: Layers to include, as a string such as "0-5,11" or as numbers. None includes all layers.
-        top: Number of triggers to include per memory at each end.
+        top: Number of top triggers, and of bottom triggers, to include per memory.
         circuits: Files of saved circuits to include.
         force: Write to the folder even if it contains files that memlens did not write.
         progress: Called with the name of the step, the completed work and the total.
@@ -561,7 +561,7 @@ def compare(
         layers: A pair of layers, "3:5" or (3, 5). Each memory of layer 3 of `a` is then matched with its best
             counterpart in layer 5 of `b`. By default, memories with the same name are compared.
         top: Number of memories to list.
-        alike: List the least changed memories first. This is the default with `layers`.
+        alike: If True, list the least changed memories first. This is the default if `layers` is given.
 
     Returns:
         The changes of each layer and of each listed memory.
@@ -598,7 +598,7 @@ def corpus_settings(corpus: Source | Sequence[Source], **options: Any) -> Corpus
 
 
 def _pool_maker(run: RunSettings, threads: int) -> Callable[[MemoryModel], Pool]:
-    """Return a function that takes the loaded model and creates the worker pool of a stage."""
+    """Return a function that creates a stage's worker pool for the loaded model."""
     from memlens.models.recipe import ModelRecipe, make_pool
 
     workers = run.workers or (0 if run.executor == "ray" else 1)
@@ -606,7 +606,10 @@ def _pool_maker(run: RunSettings, threads: int) -> Callable[[MemoryModel], Pool]
 
 
 def _threads(run: RunSettings) -> int:
-    """Return the number of threads per worker: by default, 1 on Ray and an equal share of this machine's cores."""
+    """Return the number of threads per worker.
+
+    The default is 1 on Ray, otherwise an equal share of this machine's cores.
+    """
     from memlens.pool import usable_cores
 
     if run.threads is not None:

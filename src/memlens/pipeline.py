@@ -1,7 +1,7 @@
 """`analyze` and `demo` run all stages in one folder: scan, values, patterns, experiments and report.
 
-`repair` runs the stages whose tables are damaged. All three can be interrupted and called again. A stage is skipped if
-its result is already complete:
+`repair` runs the stages whose tables are damaged. All three can be interrupted, and resume when they are called again.
+A stage is skipped if its result is already complete:
 
     scan          the manifest exists and has the same plan
     values        the tables are intact and have the same settings
@@ -10,12 +10,12 @@ its result is already complete:
                   values
     report        never skipped, because writing it takes only seconds
 
-With more than one thread, patterns are computed in a second process because they use only one core. Experiments that
-do not need patterns run in this process at the same time.
+With more than one thread, patterns are computed in a second process, because they use only one core. At the same time,
+this process runs the experiments that do not need patterns.
 
 `demo` runs `analyze` on the bundled model and the first READ tokens of the bundled text. To save time, it uses smaller
-samples (PREFIXES, EDITED). It also selects the five findings to show first. A later `analyze` in the same folder can
-enlarge the samples.
+samples (PREFIXES, EDITED). It also selects five findings to show. A later `analyze` in the same folder
+can enlarge the samples.
 """
 
 import time
@@ -133,11 +133,11 @@ def analyze(
         tokens: Number of top tokens to store per value.
         reading: How to project values onto the vocabulary, "folded" or "raw". None uses the model's default.
         vocabulary: Tokens to rank: "all", or "trained" to leave out undertrained tokens.
-        states: Run the model on the triggers again to find subjects by its states (see `patterns`).
+        states: If True, run the model on the triggers again to find subjects by its final states (see `patterns`).
         samples: Sample sizes of individual experiments by name, for example {"local-edits": 10}.
         validation: Corpus to draw prefixes from. None draws them from the scanned corpus.
         progress: Called with the name of the step, the completed work and the total.
-        watcher: Its methods are called when a stage starts and when it ends.
+        watcher: A StageWatcher, whose methods are called when a stage starts and when it ends.
         **options: Fields of SampleSettings (seed, sample, stop_words) and options of `scan` (top=50, layers=...).
 
     Returns:
@@ -185,14 +185,14 @@ class _Sampling:
     text: CorpusSettings | None
 
     def check(self) -> None:
-        """Raise an error for an unknown experiment, an invalid sample size, unknown stop words or a missing text."""
+        """Raise an error if an experiment or stop word list is unknown, a sample size invalid, or the text missing."""
         find_experiments(list(self.samples))
         for sample in self.samples.values():
             replace(self.settings, sample=sample)
         if self.settings.stop_words is not None:
             check_stop_words(self.settings.stop_words)
         if self.text is not None:
-            corpus_fingerprint(self.text)  # opens the text, so that a missing file is reported before the scan
+            corpus_fingerprint(self.text)  # open the text, so that a missing file is reported before the scan
 
     def sample_of(self, experiment: Experiment) -> int | None:
         """Return the sample size of an experiment, or None for its default."""
@@ -212,7 +212,7 @@ class _Sampling:
 
 @dataclass
 class _Work:
-    """The work of `analyze`. Each stage is a method that computes only incomplete results."""
+    """The work of `analyze`. Each stage is a method, which computes only what is not complete yet."""
 
     model: MemoryModel
     folder: Path
@@ -238,7 +238,7 @@ class _Work:
             self.progress(stage, done, total)
 
         self.index = api.scan(self.model, out=self.folder, progress=progress, **self.scan_options)
-        return Stage("scan", MADE if reached else KEPT)  # a scan that was already complete reports no progress
+        return Stage("scan", MADE if reached else KEPT)  # no progress is reported if the scan was already complete
 
     def values(self) -> Stage:
         reading = asdict(self.reading)
@@ -277,7 +277,10 @@ class _Work:
         return Stage("experiments", outcome, time.monotonic() - start, made=names, skipped=tuple(skipped.items()))
 
     def _run_experiments(self, is_selected: Callable[[Experiment], bool]) -> dict[str, str]:
-        """Run the selected experiments that are not complete. Returns {name: reason} for those that cannot run."""
+        """Run the selected experiments that are not complete.
+
+        Returns {name: reason} for the experiments that cannot run.
+        """
         skipped: dict[str, str] = {}
         pending: dict[tuple[bool, int | None], list[Experiment]] = {}  # groups of experiments that run together
         for experiment in filter(is_selected, find_experiments(["all"])):
@@ -294,7 +297,7 @@ class _Work:
         return skipped
 
     def _run_null(self) -> None:
-        """Measure the claims in shuffled networks, unless this is already done or `null_tokens` is 0."""
+        """Measure the paper's claims in shuffled networks, unless this is already done or `null_tokens` is 0."""
         settings = self.sampling.settings
         options: dict[str, Any] = {"seed": settings.seed, "sample": settings.null_tokens}
         if settings.null_tokens == 0 or is_made(self.index, NULL, **options):
@@ -308,8 +311,8 @@ class _Work:
 
 
 FOLDER = "memlens-demo"
-# The demo shows the first trends of this list, those that agree with the paper first. If there are too few findings,
-# the substitutes fill the list.
+# The demo shows the first trends of this list. Trends that agree with the paper come before the others. If there are
+# too few findings, the substitutes fill the list.
 TRENDS = (
     "depth",
     "settling",
@@ -387,9 +390,9 @@ def demo(
         prefixes, edited = _at_least(api.folder_of(out), prefixes, edited)
     samples = {experiment.name: edited for experiment in find_experiments(["all"]) if experiment.tokens_run}
     if (model, corpus) != (BUNDLED, BUNDLED) or "max_tokens" in options:
-        # measuring shuffled networks dominates the time, unless their results are shipped, as for the bundled model
+        # measuring shuffled networks takes most of the time; results for the bundled model are shipped with memlens
         options = {"null_tokens": 0, **options}
-    options = {"states": False, **options}  # they would add a third to the time
+    options = {"states": False, **options}  # states would make the demo a third slower
     if corpus == BUNDLED:
         options = {"validation": HELD_OUT, "max_tokens": READ, **options}
     memory_model = _load(model)
@@ -399,7 +402,7 @@ def demo(
 
 
 def _at_least(folder: Path, prefixes: int, edited: int) -> tuple[int, int]:
-    """Return the larger of these sample sizes and those of the index in the folder."""
+    """Return the two sample sizes, each raised to the size that the index in the folder has, if that is larger."""
     if not is_complete(folder):
         return prefixes, edited
     manifest, experiments = open_index(folder).manifest, find_experiments(["all"])
@@ -422,7 +425,7 @@ def _load(model: Any) -> MemoryModel:
 
 
 def _select_findings(index: Index, model: MemoryModel) -> list[Insight]:
-    """Return five findings: on a memory with a topic, on the memory that predictions need most, and on three trends."""
+    """Return five findings: a memory with a topic, the memory that predictions need most, and three trends."""
     insight = most_needed(Material(index), model)
     insights = [*find(index, "memory"), *([insight] if insight else find(index, "right"))]
     # a stable sort keeps the order of TRENDS
@@ -501,7 +504,7 @@ def repair(
 def _experiments_of(manifest: Manifest, files: Sequence[str]) -> list[str]:
     """Return the names of the experiments that wrote these files.
 
-    If the files include tables of the pass over prefixes, the result includes an experiment that repeats this pass.
+    Several experiments share a pass over prefixes. If the files include its tables, one of them is included.
     """
     tables = {file.removesuffix(".parquet") for file in files}
     known = (*ALL_EXPERIMENTS.values(), NULL)

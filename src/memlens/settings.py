@@ -1,5 +1,5 @@
-"""Settings of the corpus, the scan and every later stage: one dataclass each. Fields have a default, limits and a help
-text.
+"""Settings of the corpus, the scan and every later stage: one dataclass each. Every field has a default, limits and a
+help text.
 
     @dataclass(frozen=True)
     class ValueSettings(Settings):
@@ -22,7 +22,7 @@ from memlens.errors import SettingError, UnknownName
 KEPT, TEXT, RUN = "What to keep", "Text", "Execution"
 SCALE = "Scale: processes, machines, large models"
 
-MOST_TRIGGERS = 64  # maximum number of triggers per memory in pattern search, which stores a set of triggers in 64 bits
+MOST_TRIGGERS = 64  # maximum number of triggers per memory in pattern search, where 64 bits represent a set of triggers
 MOST_SEED = 2**31 - 1
 MOST_SAMPLE = 10**9
 
@@ -41,8 +41,8 @@ def option(
     """Return a dataclass field that is also an option of the command line.
 
     Args:
-        default: The default value. None means that memlens decides.
-        help: One sentence for `--help`. Without it, the field is not an option of the command line.
+        default: The default value. None means that memlens chooses the value.
+        help: One sentence for `--help`. If empty, the field is not an option of the command line.
         metavar: Placeholder for the value in `--help`. By default, the choices.
         panel: Heading of the group of options in `--help`.
         default_text: Description of the default in `--help`, for values that are not self-explanatory.
@@ -288,7 +288,7 @@ class SampleSettings(Settings):
 
 @dataclass(frozen=True)
 class LiveSettings(Settings):
-    """Limits of requests that run the model in the workbench. They are computed one at a time."""
+    """Limits on workbench requests that run the model. Such requests are computed one at a time."""
 
     waiting: int = option(
         4,
@@ -307,7 +307,7 @@ class LiveSettings(Settings):
 
 @dataclass(frozen=True)
 class ProbeSettings(Settings):
-    """Settings of a probe: columns of the labeled texts, coefficients to read, and sizes of the probes."""
+    """Settings of a probe: columns of the labeled texts, coefficients to read, and numbers of memories to try."""
 
     column: str = option("text", "Column that contains the text.", metavar="NAME")
     label: str = option("label", "Column that contains the label.", metavar="NAME")
@@ -350,13 +350,13 @@ class ProbeSettings(Settings):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Numbers of memories in ascending order, or an empty tuple if `k` is invalid."""
+        """The numbers in `k` in ascending order, or an empty tuple if `k` is invalid."""
         parts = [part.strip() for part in self.k.split(",")]
         is_valid = all(_is_number(part) and int(part) > 0 for part in parts)
         return tuple(sorted({int(part) for part in parts})) if is_valid else ()
 
 
-BUNDLED = "bundled"  # name of the model and the text that come with memlens
+BUNDLED = "bundled"  # name of the bundled model and of the bundled text
 HUB = "hf:"  # prefix of repositories on the Hugging Face Hub
 _BLOCK = re.compile(r"block:([1-9][0-9]{0,8})", re.ASCII)
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
@@ -427,12 +427,12 @@ class CorpusSettings(Settings):
 
     @property
     def block(self) -> int | None:
-        """The N of `block:N`, or None."""
+        """The N of the unit `block:N`, or None if the unit is not a block."""
         match = _BLOCK.fullmatch(self.unit)
         return int(match[1]) if match else None
 
 
-WINDOW = 4096  # number of sentences in a window, which is sorted by length, and in a row group of corpus.parquet
+WINDOW = 4096  # sentences per window (the scan sorts a window by length) and per row group of corpus.parquet
 
 PRESETS: dict[str, dict[str, Any]] = {
     # The method as described in the paper: every prefix of every sentence, including repetitions
@@ -507,9 +507,9 @@ class ScanSettings(Settings):
     batch_tokens: int = option(
         4096, "Maximum number of tokens per batch.", metavar="N", panel=RUN, minimum=1, maximum=2**24
     )
-    bos_prefix: bool = False  # True if BOS alone is a prefix (position -1)
-    whole_sentence: bool = True  # True if the whole sentence is a prefix
-    threads: int = option(1, minimum=1, maximum=512)  # recorded because it affects the last bits of results
+    bos_prefix: bool = False  # True if the BOS token alone counts as a prefix, at position -1
+    whole_sentence: bool = True  # True if the whole sentence counts as a prefix
+    threads: int = option(1, minimum=1, maximum=512)  # recorded, because it affects the last bits of results
     sample_every: int = option(64, minimum=1, maximum=2**31 - 1)  # histograms use every Nth prefix
 
     def __post_init__(self) -> None:

@@ -1,13 +1,14 @@
-"""Import and export of labels, verdicts and notes: JSON with the full history, CSV with the current answers.
+"""Import and export of labels, verdicts and notes. JSON holds the full history, CSV the current answers.
 
-JSON contains every event, so importing it into another copy of the index, or twice, gives the same history:
+A JSON file contains every event. Importing it into another copy of the index therefore recreates the same history, and
+importing it twice adds nothing:
 
     {"memlens_annotations": 2, "task": "labels", "model": ..., "corpus": ..., "events": [{"key": ..., ...}]}
 
 A backup has the same format with the task "both". It contains all events of all annotators, each with its task.
 
-CSV has one row per pattern, verdict or note. A memory without patterns has a row with an empty kind. Importing CSV
-saves its rows as new answers. A file is rejected completely if any part of it is invalid.
+CSV has one row per pattern, verdict or note. A memory without patterns has a row with an empty kind. Importing a CSV
+file saves its rows as new answers. A file is rejected completely if any part of it is invalid.
 """
 
 import csv
@@ -64,7 +65,10 @@ _EVENT = {"key": str, "time": str, "kind": str, "annotator": str, "content": dic
 
 
 def export_text(annotations: Annotations, task: str, format: str, annotator: str | None = None) -> str:
-    """Return an export of one or all annotators. An export of all labels contains only annotators who have finished."""
+    """Return the text of an export, for one annotator or for all.
+
+    An export of the labels of all annotators leaves out those who have not finished.
+    """
     _check_format(format)
     everyone = annotations.list_annotators(task)
     if annotator is not None and annotator not in everyone:
@@ -73,7 +77,7 @@ def export_text(annotations: Annotations, task: str, format: str, annotator: str
     if format == "json":
         events = [
             event for event in annotations.history(task) if event["annotator"] in ("", *people)
-        ]  # samples have no annotator
+        ]  # an event that sets the sample has no annotator
         return _json_text(annotations, task, events)
     if task == NOTES:
         return _csv_text(task, (_note_row(note) for note in annotations.notes().values() if note.annotator in people))
@@ -94,7 +98,7 @@ def restore_text(annotations: Annotations, text: str) -> int:
 
 
 def is_export(beginning: bytes) -> bool:
-    """Return True if a file starts like an export of memlens."""
+    """Return True if the file starts like one that memlens exported."""
     text = beginning.decode("utf-8-sig", "replace")
     headers = [",".join(columns) for columns in _COLUMNS.values()]
     return text.lstrip("{ \r\n").startswith('"memlens_annotations"') or any(
@@ -133,7 +137,7 @@ def _check_format(format: str) -> None:
 
 
 def _origin(annotations: Annotations, task: str) -> dict[str, str | None]:
-    """Return the model and, except for verdicts, the corpus, because trigger ranks refer to its prefixes."""
+    """Return the model and the corpus of an export. Verdicts omit the corpus, because they contain no trigger ranks."""
     manifest = annotations.index.manifest
     model: dict[str, str | None] = {"model": manifest.model.fingerprint}
     return model if task == VERDICTS else {**model, "corpus": manifest.sha256("corpus")}
@@ -176,7 +180,7 @@ def _read_events(annotations: Annotations, task: str, text: str) -> list[Event]:
 
 
 def _read_event(annotations: Annotations, task: str, event: Any, place: str) -> Event:
-    """Return a validated event with the same content that memlens would write."""
+    """Return the event after validating it, with its content in the form that memlens writes."""
     if not isinstance(event, Mapping) or not all(isinstance(event.get(k), kind) for k, kind in _EVENT.items()):
         raise SettingError(f"{place} lacks one of {', '.join(_EVENT)}; the file is damaged")
     kind = event["kind"]

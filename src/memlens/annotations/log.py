@@ -5,13 +5,13 @@
 
 1. Events are only appended. A writer holds a lock file, writes all its lines at once and syncs them. If writing fails,
    the file is truncated to its previous size.
-2. The checksum is the start of the SHA-256 of the rest of the line. A line with a wrong checksum is damaged: its number
-   is reported and it is skipped. All other lines count. An event that occurs twice counts once (its key is unique), so
-   logs can be merged with ordinary tools.
-3. A process that is killed while it appends leaves an unfinished last line. Readers ignore it, because it may also be a
-   line that is being written. The next writer starts a new line.
-4. A log object remembers where it stopped reading and continues there. It starts again if the file was replaced or
-   truncated, or if its last line changed.
+2. The checksum is the start of the SHA-256 of the rest of the line. A line with a wrong checksum is damaged. It is
+   skipped, and its line number is reported. All other lines count. An event that occurs twice counts once (its key is
+   unique), so logs can be merged with ordinary tools.
+3. A process that is killed while it appends leaves an unfinished last line. Readers ignore such a line, because another
+   process may still be writing it. The next writer starts a new line.
+4. A log object remembers how far it has read the file, and continues there. It reads the file from the start if the
+   file was replaced or truncated, or if the last line that was read has changed.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from memlens.files import FileStamp, file_stamp, replacing, sync_folder
 _START = b'{"checksum": "'  # cannot occur inside an event, because JSON escapes quotes in texts
 _DIGITS = 16
 _MAX_LINE = 64 << 20  # bytes, far more than an event needs
-_HEAD = 256  # leading bytes that identify a line, because they include checksum and key
+_HEAD = 256  # the first bytes of a line identify it, because they include the checksum and the key
 _LOCK_SECONDS = 60.0
 
 
@@ -51,7 +51,7 @@ class Event:
     content: dict[str, Any]
 
     def to_line(self) -> bytes:
-        """Return the event as a line of the log. Raises SettingError if it cannot be stored."""
+        """Return the event as a line of the log. Raises SettingError if the event is too large or not UTF-8."""
         try:
             rest = b'", ' + json.dumps(vars(self), ensure_ascii=False)[1:].encode()
         except UnicodeEncodeError as error:
@@ -62,7 +62,7 @@ class Event:
 
     @classmethod
     def from_line(cls, line: bytes) -> "Event | None":
-        """Return the event of a line without its line break, or None if the line is damaged."""
+        """Return the event in a line (given without its line break), or None if the line is damaged."""
         end = len(_START) + _DIGITS
         if not line.startswith(_START) or _compute_checksum(line[end:]) != line[len(_START) : end]:
             return None
@@ -95,10 +95,10 @@ class AnnotationLog:
 
     def _restart(self) -> None:
         self._events: dict[str, Event] = {}  # key -> event
-        self._damaged: list[int] = []  # line numbers, from 1
+        self._damaged: list[int] = []  # line numbers, counted from 1
         self._stamp: FileStamp | None = None  # stamp of the file at the last read
         self._lines = 0  # number of complete lines read
-        self._offset = 0  # number of bytes of the lines read
+        self._offset = 0  # total size of the lines read, in bytes
         self._last_line = (0, b"")  # offset and first bytes of the last complete line
 
     def read(self) -> tuple[dict[str, Event], list[int]]:
@@ -113,7 +113,7 @@ class AnnotationLog:
             return self._events, self._damaged
 
     def _read_new_lines(self, stamp: FileStamp | None) -> None:
-        if stamp is None or not self.path.is_file():  # reading a pipe might never end
+        if stamp is None or not self.path.is_file():  # skip a pipe, because reading it might never end
             self._restart()
             return
         with self.path.open("rb") as file:
@@ -122,7 +122,7 @@ class AnnotationLog:
             is_same_file = self._stamp is not None and self._stamp[-1] == stamp[-1]
             if not is_same_file or stamp[0] < self._offset or file.read(len(head)) != head:
                 self._restart()
-            events, damaged = dict(self._events), list(self._damaged)  # copies, because callers keep earlier results
+            events, damaged = dict(self._events), list(self._damaged)  # copy them, because callers keep earlier results
             file.seek(self._offset)
             for line in _read_lines(file):
                 line_events, is_damaged = _parse_line(line)
@@ -139,7 +139,7 @@ class AnnotationLog:
 
     @contextmanager
     def appending(self) -> Iterator[list[Event]]:
-        """Hold the lock and yield a list. Its events are appended when the block ends without an error.
+        """Hold the lock and yield an empty list. If the block ends without an error, append the events in the list.
 
         Raises:
             FilesError: The file or its folder cannot be written. Nothing was saved.
@@ -156,7 +156,7 @@ class AnnotationLog:
         """Keep a copy of a damaged log and rewrite the log without its damaged lines.
 
         Raises:
-            IndexFolderError: There is no log, or it has no undamaged line. Nothing is changed.
+            IndexFolderError: There is no log, or all its lines are damaged. Nothing was changed.
         """
         if not self.path.is_file():
             raise IndexFolderError(f"{self.path.parent} has no {self.path.name}; there are no annotations to recover")
@@ -246,7 +246,7 @@ def _read_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _parse_line(line: bytes) -> tuple[Sequence[Event], bool]:
-    """Return the events of a line and whether the line is damaged."""
+    """Return the events in a line, and True if the line is damaged."""
     line = line.rstrip(b"\r\n")
     event = Event.from_line(line)
     if event is not None or not line:

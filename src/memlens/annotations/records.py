@@ -12,7 +12,7 @@ computed by replaying them.
     any       undo     as above {"undoes": key}: removes one of the annotator's own answers
 
 For each subject, the last answer of an annotator counts, unless it was undone. Annotators who have not finished see
-only their own labels. Events that this version cannot interpret stay in the log and are reported, but do not count.
+only their own labels. Events that this version cannot interpret stay in the log. They are reported but do not count.
 """
 
 from __future__ import annotations
@@ -80,20 +80,20 @@ class Label:
 
     @classmethod
     def read(cls, event: Event) -> Label:
-        """Return the label of an event. Raises one of CONTENT_ERRORS for other events."""
+        """Return the label in an event. Raises one of CONTENT_ERRORS if the event is not a label."""
         patterns = require_type(event.content["patterns"], list)
         return cls(event.annotator, MemoryId.parse(event.subject), tuple(map(LabeledPattern.read, patterns)))
 
 
 @dataclass(frozen=True)
 class LastLayerChange:
-    """A prediction that the last layer changed. Its name depends only on its content."""
+    """A prediction that the last layer changed. Its name is a hash of its content."""
 
     layer: int
     text: str  # text of the prefix
-    residual: int  # predicted token before the last layer
+    residual: int  # token predicted before the last layer
     residual_text: str
-    output: int  # predicted token after the last layer
+    output: int  # token predicted after the last layer
     output_text: str
 
     @property
@@ -103,7 +103,10 @@ class LastLayerChange:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> LastLayerChange:
-        """Return the change in a table row. Raises one of CONTENT_ERRORS if a column is missing or invalid."""
+        """Return the change that a table row describes.
+
+        Raises one of CONTENT_ERRORS if a column is missing or invalid.
+        """
         return cls(
             int(row["layer"]),
             str(row["text"] or ""),
@@ -134,7 +137,10 @@ class Verdict:
 
     @classmethod
     def read(cls, event: Event) -> Verdict:
-        """Return the verdict of an event. Raises one of CONTENT_ERRORS for other events and inconsistent subjects."""
+        """Return the verdict of an event.
+
+        Raises one of CONTENT_ERRORS if the event is not a verdict or its subject is wrong.
+        """
         change = LastLayerChange.of(event.content)
         if change.name != event.subject:
             raise ValueError("the prefix and predictions belong to another example")
@@ -168,7 +174,7 @@ class Note:
 
     @classmethod
     def read(cls, event: Event) -> Note:
-        """Return the note of an event. Raises one of CONTENT_ERRORS for other events."""
+        """Return the note in an event. Raises one of CONTENT_ERRORS for other events."""
         lists = tuple(require_type(name, str) for name in require_type(event.content["lists"], list))
         name, note = (require_type(event.content[part], str) for part in ("name", "note"))
         star = require_type(event.content["star"], bool)
@@ -189,7 +195,7 @@ class Sample:
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Sample:
-        """Return the sample in an event's content. Raises one of CONTENT_ERRORS for other content."""
+        """Return the sample in an event's content. Raises one of CONTENT_ERRORS if the content is not a sample."""
         memories = tuple(MemoryId.parse(require_type(name, str)) for name in require_type(content["memories"], list))
         return cls(memories, require_type(content["top"], int), require_type(content["seed"], int))
 
@@ -199,7 +205,7 @@ ANSWERS: dict[str, type[Label] | type[Verdict] | type[Note]] = {LABELS: Label, V
 
 
 def require_type(value: Any, kind: type[_Value]) -> _Value:
-    """Return the value. Raises TypeError unless its type is exactly `kind` (True is not an int)."""
+    """Return the value, or raise TypeError unless its type is exactly `kind` (True is not an int)."""
     if type(value) is not kind:
         raise TypeError(f"{value!r} is not of type {kind.__name__}")
     return value
@@ -214,7 +220,7 @@ class _State:
         self.annotators: dict[str, set[str]] = {
             task: set() for task in EVENT_KINDS
         }  # task -> annotators with any answer, even an undone one
-        # (task, annotator) -> subject -> keys and answers that were not undone, oldest first
+        # (task, annotator) -> subject -> (key, answer) pairs that were not undone, oldest first
         self.answers: dict[tuple[str, str], dict[str, list[tuple[str, Answer]]]] = {}
         self.notes: dict[MemoryId, Note] = {}  # last note on each memory by any annotator
         self.unknown: Counter[str] = Counter()  # events that this version cannot interpret
@@ -282,7 +288,7 @@ class Annotations:
         return self._state.sample
 
     def list_annotators(self, task: str = LABELS, finished: bool | None = None) -> list[str]:
-        """Return all annotators of a task, or only those who have (True) or have not (False) finished."""
+        """Return the annotators of a task: all, or only those who have finished (True) or have not (False)."""
         state = self._state
         everyone = state.annotators[task]
         if finished is None:
@@ -292,7 +298,7 @@ class Annotations:
     def labels(self, viewer: str | None = None) -> list[Label]:
         """Return the labels that a viewer may see.
 
-        A viewer who has not finished sees only their own labels. Other viewers, and None, see the labels of all
+        A viewer who has not finished sees only their own labels. Every other viewer, or None, sees the labels of all
         annotators who have finished.
         """
         finished = self.list_annotators(finished=True)
@@ -306,13 +312,13 @@ class Annotations:
         return sorted(labels, key=lambda label: label.memory)
 
     def verdicts(self, annotator: str | None = None) -> list[Verdict]:
-        """Return current verdicts of all annotators or of one, ordered by annotator, then by example."""
+        """Return the current verdicts of one annotator, or of all, ordered by annotator and then by example."""
         annotators = self.list_annotators(VERDICTS) if annotator is None else [annotator]
         answers = (answer for person in annotators for answer in self._state.current(VERDICTS, person))
         return [answer for answer in answers if isinstance(answer, Verdict)]
 
     def notes(self) -> dict[MemoryId, Note]:
-        """Return the current note of each memory: the last note by any annotator that was not undone."""
+        """Return the current note of each memory: the last note that was not undone, by any annotator."""
         notes = self._state.notes
         return {memory: notes[memory] for memory in sorted(notes) if not notes[memory].is_empty}
 
@@ -331,7 +337,7 @@ class Annotations:
         return hashlib.sha256("\n".join(keys).encode()).hexdigest() if keys else None
 
     def list_problems(self) -> list[str]:
-        """Return one sentence about damaged lines and one about unknown events, if there are any."""
+        """Return a sentence about damaged lines, if there are any, and one about unknown events, if there are any."""
         damaged = self._log.read()[1]
         return [*describe_damage(damaged), *_describe_unknown(self._state)]
 
@@ -339,12 +345,12 @@ class Annotations:
 
     @contextmanager
     def _appending(self) -> Iterator[list[Event]]:
-        """Hold the log's lock, for which `scan --fresh` waits, and check that the index was not replaced."""
-        self._check_index()  # before a lock file is created
+        """Hold the log's lock, so that `scan --fresh` waits, and check that the index was not replaced."""
+        self._check_index()  # check before a lock file is created
         with self._log.appending() as events:
             self._check_index()
             yield events
-            self._check_index()  # files may be copied over an index without the lock
+            self._check_index()  # check again: files may be copied over an index without the lock
 
     def _check_index(self) -> None:
         """Raise IndexFolderError if the folder no longer holds the scan that was opened."""
@@ -352,7 +358,7 @@ class Annotations:
             raise IndexFolderError(f"{self.index.folder} was replaced since it was opened; run the command again")
 
     def set_sample(self, sample: Sample) -> None:
-        """Start a study. Raises SettingError if there are labels, which belong to the current sample."""
+        """Start a study. Raises SettingError if the current sample already has labels."""
         for memory in sample.memories:
             self.index.check(memory)
         with self._appending() as events:
@@ -363,7 +369,10 @@ class Annotations:
             events.append(_new_event(LABELS, "sample", "", content=sample.content))
 
     def save(self, *answers: Answer) -> None:
-        """Save all answers or, after an error, none. Each replaces the annotator's earlier answer on its subject."""
+        """Save all answers, or none if one fails.
+
+        An answer replaces the annotator's earlier answer on the same subject.
+        """
         for answer in answers:
             check_annotator(answer.annotator)
             self.check(answer)
@@ -385,7 +394,7 @@ class Annotations:
         return note
 
     def undo(self, task: str, annotator: str, subject: str) -> Answer | None:
-        """Undo the annotator's last answer on a subject. Returns the answer that now counts, or None."""
+        """Undo the annotator's last answer on a subject. Returns the earlier answer that counts again, if any."""
         with self._appending() as events:
             if task != VERDICTS:
                 subject = str(self.index.check(subject))
@@ -418,7 +427,8 @@ class Annotations:
         """Append the events that are not in the log yet. Returns their number.
 
         Raises:
-            SettingError: The events change the sample of existing labels, or labels of an annotator who has finished.
+            SettingError: The events replace a sample that already has labels, or change labels of an annotator who has
+                finished.
         """
         with self._appending() as events:
             existing = self._events
@@ -431,7 +441,7 @@ class Annotations:
             return len(events)
 
     def check(self, answer: Answer) -> None:
-        """Raise SettingError or UnknownName for an unknown verdict or memory, or an invalid pattern or note."""
+        """Raise SettingError or UnknownName if the verdict, the memory, a pattern or the note is not valid."""
         if isinstance(answer, Verdict):
             if answer.verdict not in CHOICES:
                 raise SettingError(f"'{answer.verdict}' is not a verdict; choose {' or '.join(CHOICES)}")
@@ -459,7 +469,7 @@ class Annotations:
 
 
 def check_annotations(folder: Path) -> Finding | None:
-    """Return what `memlens check` reports about the annotations, or None if there are none."""
+    """Return the finding of `memlens check` about the annotations, or None if the index has no annotations."""
     from memlens.index.check import DAMAGED, UNREADABLE, WHOLE, Finding
 
     path = folder / ANNOTATIONS
@@ -490,7 +500,7 @@ def _describe_unknown(state: _State) -> list[str]:
 
 
 def check_annotator(annotator: str) -> None:
-    """Raise UnknownName if this is not a valid name for an annotator."""
+    """Raise UnknownName if the name is not valid for an annotator."""
     if not annotator.strip() or not annotator.isprintable() or len(annotator) > _MAX_NAME:
         raise UnknownName(
             f"{annotator[:40]!r} is not a valid annotator name; use at most {_MAX_NAME} printable characters"

@@ -1,4 +1,4 @@
-"""The paper's labeling study: sample, progress, agreement of annotators, and comparison with automatic patterns.
+"""The paper's labeling study: sample, progress, agreement between annotators, and comparison with automatic patterns.
 
 Agreement is computed for each pair of annotators who have finished, on the memories that both have labeled.
 
@@ -34,7 +34,7 @@ class StudyProgress:
 
     annotator: str
     labeled: int
-    sample: int | None  # number of memories to label; None without a sample
+    sample: int | None  # number of memories to label; None if no sample was drawn
     finished: bool
 
 
@@ -43,7 +43,7 @@ class Study:
     """The sample of a study and the progress of all annotators."""
 
     memories: tuple[MemoryId, ...]
-    top: int | None  # number of triggers shown per memory; None without a sample
+    top: int | None  # number of triggers shown per memory; None if no sample was drawn
     people: tuple[StudyProgress, ...]
 
 
@@ -74,19 +74,19 @@ class PairAgreement:
 
 @dataclass(frozen=True)
 class MachineAgreement:
-    """Comparison of automatic patterns with those of one annotator, for one class."""
+    """Agreement of the automatic patterns of one class with those of one annotator."""
 
     annotator: str
     kind: str
     memories: int
     memory_precision: float | None  # share of memories with an automatic pattern that the annotator confirms
     memory_recall: float | None
-    prefix_precision: float | None  # the same share of prefixes, pooled over memories
+    prefix_precision: float | None  # the same share for prefixes, pooled over memories
     prefix_recall: float | None
 
 
 def draw_sample(index: Index, per_layer: int = 10, top: int = 25, seed: int = 0) -> Sample:
-    """Draw `per_layer` random memories with triggers from each layer, or all of a layer that has fewer."""
+    """Draw `per_layer` random memories that have triggers from each layer, or all of them if there are fewer."""
     if per_layer < 1:
         raise SettingError(f"--per-layer is {per_layer}; it must be 1 or more")
     if top < GROUNDED:
@@ -157,7 +157,7 @@ def compare_with_people(annotations: Annotations) -> list[MachineAgreement]:
 
 
 def cohens_kappa(pairs: Sequence[tuple[str, str]]) -> float | None:
-    """Return the agreement beyond chance (1 if perfect), or None if there are no pairs or chance agreement is 1."""
+    """Return Cohen's kappa (1 if agreement is perfect), or None if there are no pairs or chance agreement is 1."""
     if not pairs:
         return None
     observed = sum(one == other for one, other in pairs) / len(pairs)

@@ -34,11 +34,11 @@ def _answer_early_signals() -> None:
     def end(number: int, _frame: object) -> None:
         try:
             os.write(2, b"memlens: interrupted; run the same command again\n")
-        finally:  # exit even if writing to a closed stderr failed
+        finally:  # exit even if stderr is closed and writing to it fails
             os._exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # background jobs ignore SIGINT
+        if signal.getsignal(number) is not signal.SIG_IGN:  # leave SIGINT ignored in background jobs
             signal.signal(number, end)
             atexit.register(signal.signal, number, signal.SIG_IGN)  # registered first, so it runs last
 

@@ -169,7 +169,7 @@ def _analysis_json(analysis: Analysis) -> dict[str, Any]:
 
 
 def _print_analysis(screen: Screen, analysis: Analysis) -> None:
-    """Print a curve over the layers for every experiment, next to the paper's, and the path of the report."""
+    """Print each experiment's curve over the layers next to the paper's curve, then the path of the report."""
     from memlens.experiments.run import EXPERIMENTS
     from memlens.reports.findings import find
 
@@ -193,7 +193,7 @@ def _print_analysis(screen: Screen, analysis: Analysis) -> None:
 
 
 def _curve_cells(numbers: Sequence[float | None], write: Write) -> tuple[Text, Text]:
-    """Return two cells: a curve, and the number of the curve with the largest absolute value."""
+    """Return two table cells: the curve, and its value that is largest in absolute terms."""
     measured = [value for value in numbers if value is not None]
     if not measured:
         return Text(""), Text("")
@@ -212,7 +212,7 @@ def _demo_json(demo: Demo) -> dict[str, Any]:
 
 
 def _print_demo(screen: Screen, demo: Demo) -> None:
-    """Print the findings with their commands, which samples were reduced, and what to do next."""
+    """Print the findings with their commands, the samples that were reduced, and the commands to run next."""
     from memlens.experiments.experiment import UNTESTED
 
     for place, finding in enumerate(demo.findings, 1):
@@ -364,7 +364,7 @@ def _print_claims(screen: Screen, index: memlens.Index, experiment: Experiment, 
     """Print each claim with its verdict and the reason."""
     for judged in experiment.judge(index, _read_rows(tables)):
         judgement = judged.judgement
-        assert judgement is not None  # the numbers were computed above, so the claim can be judged
+        assert judgement is not None  # not None, because the numbers were computed above
         screen.paragraph(Text.assemble((judgement.verdict, "bold"), ": ", judged.claim.text))
         screen.paragraph(Text(visible(judgement.reason), "dim"), indent=2)
 
@@ -372,7 +372,7 @@ def _print_claims(screen: Screen, index: memlens.Index, experiment: Experiment, 
 def _print_shuffled(
     screen: Screen, index: memlens.Index, completed: list[Experiment], tables: dict[str, pa.Table]
 ) -> None:
-    """Print the claims next to the same numbers in shuffled networks, if the index has such numbers."""
+    """Print the claims next to the same measurements in shuffled networks, if the index has them."""
     judged = [
         (one.claim, one.judgement) for experiment in completed for one in experiment.judge(index, _read_rows(tables))
     ]
@@ -419,7 +419,7 @@ def _list_experiments(screen: Screen, index: memlens.Index) -> None:
 
 
 def _short_figure(figure: str) -> str:
-    """Return "Fig. 6" for "Figure 6 and Table 2", or a dash for an experiment that the paper does not have."""
+    """Return "Fig. 6" for "Figure 6 and Table 2", or a dash for an experiment that is not in the paper."""
     if not figure.startswith(("Figure", "Section")):
         return "–"
     return figure.split(" and ")[0].replace("Figure", "Fig.").replace("Section", "Sec.")
@@ -428,7 +428,7 @@ def _short_figure(figure: str) -> str:
 def _print_experiment(
     screen: Screen, index: memlens.Index, experiment: Experiment, tables: Rows, edited: str = ""
 ) -> None:
-    """Print heading, sample (`edited` describes a run with edits), curves next to the paper's, and table."""
+    """Print heading, sample, curves next to the paper's, and table. `edited` describes a run with edits."""
     from memlens.experiments.experiment import Picture
     from memlens.experiments.run import origin
 

@@ -155,14 +155,14 @@ def _agreement(screen: Screen) -> None:
 
 @verb("compare", json=True, parent=annotate)
 def _compare(screen: Screen) -> None:
-    """Show how often automatic patterns agree with each annotator."""
+    """Show how often automatic patterns match those of each annotator."""
     from memlens.annotations.study import compare_with_people
 
     _print_rows(screen, [asdict(row) for row in compare_with_people(_open(screen))])
 
 
 def _print_rows(screen: Screen, rows: Sequence[Mapping[str, Any]], *, empty: str = "") -> None:
-    """Print rows whose columns have the names of the JSON fields."""
+    """Print a table whose columns are named like the JSON fields."""
     heads = [name.replace("_", " ") for name in rows[0]] if rows else []
     screen.records(rows, heads, [[*row.values()] for row in rows], empty=empty)
 
@@ -209,7 +209,7 @@ def _guess_format(file: str | None) -> str:
 
 
 def _write(screen: Screen, text: str, file: str | None, force: bool, what: str) -> None:
-    """Write text to stdout, or to a file unless it exists and is not an export."""
+    """Write text to stdout or to a file. An existing file is replaced only if it is an export."""
     from memlens.annotations.files import is_export
 
     with open_output(file, "--file", is_export, force=force) as handle:

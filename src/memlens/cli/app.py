@@ -1,4 +1,4 @@
-"""The verbs of `memlens`, their help, and the exit codes of errors.
+"""The verbs of `memlens`, their help texts, and the exit codes for errors.
 
     0 success    2 invalid input    130 interrupted    143 terminated    1 a bug (the only case with a traceback)
 
@@ -101,13 +101,13 @@ def run(arguments: Sequence[str] | None) -> int:
 
 
 def _run_words(words: list[str]) -> None:
-    # command.main() would handle interrupts and errors itself
+    # not command.main(), because it would handle interrupts and errors itself
     with program.make_context("memlens", words) as context:
         program.invoke(context)
 
 
 def run_guarded(work: Callable[[], None]) -> int:
-    """Call a function, and print its errors on stderr. Returns the exit code."""
+    """Call a function. If it raises an error, print the error on stderr. Returns the exit code."""
     try:
         with interruptible():
             work()
@@ -121,7 +121,7 @@ def run_guarded(work: Callable[[], None]) -> int:
         print_error(str(error))
         with suppress(OSError, ValueError):
             sys.stdout.flush()
-        os._exit(WRONG_INPUT)  # otherwise a thread of Ray could change the exit code to 1
+        os._exit(WRONG_INPUT)  # after a normal exit, a thread of Ray could change the exit code to 1
     except MemlensError as error:
         print_error(str(error))
         return WRONG_INPUT

@@ -74,7 +74,7 @@ _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
     "--estimate/--no-estimate", default=True, help="Measure the speed of a scan for about a second. Default: measure."
 )
 def info(screen: Screen, model: str, device: str, dtype: str, threads: int | None, estimate: bool) -> None:
-    """Describe a model, prove that its memories are read correctly, and estimate the cost of a scan."""
+    """Describe a model, verify that its memories are read correctly, and estimate the cost of a scan."""
     from memlens.models.info import describe
     from memlens.models.load import load
     from memlens.pool import usable_cores
@@ -98,7 +98,7 @@ def info(screen: Screen, model: str, device: str, dtype: str, threads: int | Non
 
 
 def _note_memory(screen: Screen, model: str, dtype: str) -> None:
-    """Print how much memory the weights need, before the model is loaded."""
+    """Before the model is loaded, print how much memory its weights need."""
     from memlens.models.info import count_parameters
     from memlens.scanner.resources import free_memory
 
@@ -278,7 +278,7 @@ def values(screen: Screen, index: str, model: str | None, **options: Any) -> Non
 
 
 def _clear_lists(layers: list[dict[str, int]]) -> str:
-    """Return the share of lists that are clearer than a random direction, in all layers and in the extreme ones."""
+    """Return the share of token lists that are clearer than a random direction's, overall and by layer."""
     shares = [row["clear"] / row["memories"] for row in layers]
     total = sum(row["clear"] for row in layers) / sum(row["memories"] for row in layers)
     return f"{percent(total)}, by layer {percent(min(shares))} to {percent(max(shares))} (random directions: 1%)"
@@ -387,7 +387,7 @@ def _print_patterns_by_layer(screen: Screen, index: memlens.Index) -> None:
 
 
 def _list_related(screen: Screen, index: memlens.Index, related: str | None, shared: bool, limit: int) -> None:
-    """List related memories, shared patterns, or (with neither) duplicates."""
+    """List the memories related to `related`, patterns if `shared` is True, and otherwise duplicates."""
     if limit < 1:
         raise SettingError(f"--limit is {limit}; it must be 1 or more")
     from memlens.pattern.related import duplicates, related_memories, shared_patterns

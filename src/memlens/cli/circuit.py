@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _PROMPT, _TASK = "Circuit of a prompt", "Circuit of a task"
 _SOURCES = 3  # number of printed edges into a memory, strongest first
-_REPORTED = 200  # number of memories of a task's circuit in its report
+_REPORTED = 200  # number of memories in the report of a task's circuit
 _MEMORIES = 20  # number of printed memories of a task's circuit
 
 
@@ -346,7 +346,7 @@ def wires(screen: Screen, index: str, memory: str, top: int, model: str | None) 
 
 
 def print_wires(screen: Screen, result: Wires) -> None:
-    """Print the tokens and memories that a memory reads, and the memories that it feeds."""
+    """Print the tokens and memories that a memory reads, and the memories that read it."""
     if screen.as_json:
         screen.json(result)
         return

@@ -1,6 +1,6 @@
 """Lookups in an index: `show` a memory or an expert, `search` for memories, `compare` two indexes.
 
-Prefixes are aligned at their last token, so that equal endings line up. Long prefixes are cut on the left.
+Prefixes are aligned at their last token, which puts equal endings below each other. Long prefixes are cut on the left.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def show(
 def _show_live(
     screen: Screen, mode: str, index: memlens.Index, model: MemoryModel, memory: str, text: str, count: int
 ) -> None:
-    """Print what one of the options in _LIVE asks for."""
+    """Print the result of one of the options in _LIVE."""
     if mode == "--on":
         from memlens.tracer.firing import coefficients_on
 
@@ -248,7 +248,7 @@ def _print_pattern_table(screen: Screen, patterns: Sequence[MemoryPattern]) -> N
 
 
 def _print_value(screen: Screen, index: memlens.Index, value: MemoryValue, count: int) -> None:
-    """Print the numbers of a value, the tokens at both ends, and the tokens that the key matches."""
+    """Print statistics of a value, the tokens that it promotes and demotes, and the tokens that match the key."""
     screen.result()
     over = "" if value.vocabulary == "all" else f", over {value.vocabulary} tokens"
     pieces = [Text.assemble("value", (f" ({value.reading}{over})", "dim"))]
@@ -358,7 +358,7 @@ def _print_quadrants(screen: Screen, record: MemoryRecord) -> None:
 
 
 def _print_related(screen: Screen, index: memlens.Index, memory: MemoryId) -> None:
-    """Print the memories that share most with this one."""
+    """Print the memories that share the most triggers, patterns and tokens with this one."""
     from memlens.pattern.related import related_memories
 
     rows: list[list[Any]] = [
@@ -722,7 +722,7 @@ def _describe_overlap(comparison: IndexComparison, change: MemoryChange) -> str:
 
 
 def _describe_side(by: str, side: MemorySide) -> Cell:
-    """Return a table cell: roles, name, promoted tokens, or the best trigger cut on the left."""
+    """Return a table cell with the roles, the name, the promoted tokens or the best trigger (cut on the left)."""
     if by == "roles":
         return Text(", ".join(side.roles or ()) or "no role")
     if by == "patterns":

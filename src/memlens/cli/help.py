@@ -17,7 +17,7 @@ _LARGEST_NUMBER = 10**15  # largest value of an integer option
 
 
 class Option(click.Option):
-    """An option that is listed under the heading `panel` of the help text."""
+    """An option that the help text lists under the heading `panel`."""
 
     def __init__(self, *arguments: Any, panel: str | None = None, **attributes: Any) -> None:
         if not attributes.get("required") and not attributes.get("multiple"):
@@ -49,7 +49,7 @@ class VerbCommand(click.Command):
 
 
 def _check_number(name: str, value: Any) -> None:
-    """Raise SettingError for an integer beyond the range of all options. Settings check narrower limits."""
+    """Raise SettingError for an integer that is too large for any option. Settings classes check narrower limits."""
     for number in value if isinstance(value, tuple) else [value]:
         if isinstance(number, int) and abs(number) > _LARGEST_NUMBER:
             limit = f"{_LARGEST_NUMBER:,}"

@@ -113,7 +113,7 @@ _RECORDS = {"jsonl": "memories", "csv": "triggers"}  # format -> name of its rec
 @force_option
 @location_option()
 def export(screen: Screen, index: str, format_: str, out: str | None, top: int, force: bool, model: str | None) -> None:
-    """Export all memories and triggers as JSON Lines, as CSV or for Neuronpedia."""
+    """Export all memories and triggers as JSON Lines or CSV, or in the format of Neuronpedia."""
     from memlens.index.export import FORMATS, is_export
 
     if format_ == "neuronpedia":
@@ -203,7 +203,7 @@ def refuse_without_workbench() -> None:
 
 
 def _find_model(screen: Screen, index: str) -> str | None:
-    """Return the location of the scanned model. If the model has moved, print a note and return None."""
+    """Return the location of the scanned model. If the model is no longer there, print a note and return None."""
     from memlens.models.load import is_here
 
     source = memlens.Index(index).manifest.model.source
@@ -242,7 +242,7 @@ def serve(
         refuse_options(["--model"], "and --no-model exclude each other")
         refuse_options(map(option_name, options), "has no effect with --no-model")
     refuse_without_workbench()
-    if model is not None and not (model and Path(model).is_dir()):  # loading checks a folder
+    if model is not None and not (model and Path(model).is_dir()):  # a folder is checked when it is loaded
         from memlens.models.load import refuse_missing
 
         refuse_missing(model)

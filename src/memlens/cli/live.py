@@ -42,7 +42,7 @@ _EDITS, _TEXT = "Edit memories", "Generate text"
 _TOKEN_WIDTH = 14  # width of a token in quotes
 _MIN_PROMPT_WIDTH = 20
 _MEMORIES = 10  # memories to list below the layers
-_EDITS_SHOWN = 12  # a saved circuit has an edit per memory
+_EDITS_SHOWN = 12  # limit the list, because a saved circuit has one edit per memory
 _CASE_STYLES = {"composition": "yellow", "ffn": "green", "reversal": "red"}
 
 
@@ -121,7 +121,7 @@ def trace(
 
     loaded, index = open_model(model, **place)
     if intervention is not None and (screen.as_json or save is not None or file is not None):
-        intervention = intervention.meant_for(loaded)  # add the fingerprint for later checks
+        intervention = intervention.meant_for(loaded)  # add the model's fingerprint
     result = _run_trace(loaded, index, prompt, intervention, position=position, token=token, against=against, top=top)
     texts = _generate(loaded, prompt, generate, intervention, temperature, seed)
     if save is not None and intervention is not None:
@@ -219,7 +219,7 @@ def print_trace(screen: Screen, trace: Trace, top: int) -> None:
 
 
 def _print_parts(screen: Screen, trace: Trace) -> None:
-    """Print the logit as a sum of its parts."""
+    """Print the logit as a sum of contributions."""
     whole = Text.assemble((f"{trace.logit_name} of ", "dim"), _quote(trace.token))
     if trace.against is not None:
         whole.append_text(Text.assemble((" and ", "dim"), _quote(trace.against)))
@@ -381,7 +381,7 @@ def _fit(
     from memlens.probing.labels import check_label, read_labels
 
     settings = ProbeSettings(**options)
-    if towards is not None:  # checked before fitting, which may take an hour
+    if towards is not None:  # check this before fitting, which may take an hour
         check_label(read_labels(labels, settings.column, settings.label, settings.kind).classes, towards)
     from memlens.probing.probe import probe as run
 
@@ -476,7 +476,7 @@ def _print_scores(screen: Screen, result: ProbeResult) -> None:
             cells.append(Text(text, "bold green" if (layer, k) == best else ""))
         rows.append([layer, *cells])
     heads = ["layer", *(f"k={k}" for k in sizes), "residual"]
-    # on a narrow terminal, small k other than 1 are left out first
+    # on a narrow terminal, small values of k are left out first, but not k = 1
     screen.table(heads, rows, optional=heads[2:-1])
 
 

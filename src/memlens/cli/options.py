@@ -36,7 +36,7 @@ def flag(*names: str, **attributes: Any) -> Decorator:
 
 
 class WholeNumber(click.ParamType):
-    """A whole number of an option, with limits."""
+    """The type of an option whose value is a whole number within limits."""
 
     name = "number"
 
@@ -60,8 +60,9 @@ def verb(
 ) -> Callable[[Callable[..., None]], click.Command]:
     """Make a function a verb with the options --quiet, --verbose and, with `json`, --json.
 
-    The function receives a Screen and the values of its arguments and options. If it has a parameter `**options`, that
-    parameter contains only options that the user gave, so that all other options have the defaults of the library.
+    The function receives a Screen and the values of its arguments and options. If the function has a parameter
+    `**options`, this contains only the options that the user gave, so all other options have the defaults of the
+    library.
 
     Args:
         name: Name of the verb. By default, the name of the function.
@@ -96,7 +97,7 @@ def _is_given(context: click.Context, name: str) -> bool:
 def settings_options(*settings: type) -> Decorator:
     """Add one option for each field of the settings classes that has a help text.
 
-    If two classes have a field of the same name, the later class describes it.
+    If two classes have a field of the same name, the help text of the later class is used.
     """
     kinds = {field.name: kind for kind in settings for field in fields(kind) if field.metadata.get("help")}
 
@@ -213,7 +214,7 @@ def token_options(panel: str | None = None) -> Decorator:
 
 
 def given_options(panel: str | None = None) -> list[str]:
-    """Return the options of the current verb that the user gave, except those on output.
+    """Return the options that the user gave to the current verb, except output options.
 
     Args:
         panel: Return only options under this heading of the help text.
@@ -229,7 +230,7 @@ def given_options(panel: str | None = None) -> list[str]:
 
 
 def refuse_options(names: Iterable[str], why: str) -> None:
-    """Raise SettingError for the first of these options that the user gave. `why` completes "--option ..."."""
+    """Raise SettingError if the user gave one of these options. `why` completes "--option ..."."""
     refused = set(names)
     for name in given_options():
         if name in refused:

@@ -63,7 +63,8 @@ def check_outputs(outputs: Mapping[str, tuple[Path | None, Callable[[bytes], boo
     """Raise SettingError or OutputError if a file cannot be written, before anything is computed.
 
     Args:
-        outputs: option -> its file (None if not given), and True if the content may be replaced.
+        outputs: {option: (file, is_ours)}. The file is None if the option was not given. `is_ours` returns True for
+            content that memlens may replace.
         force: Replace files that memlens did not write.
     """
     given = {option: (path, is_ours) for option, (path, is_ours) in outputs.items() if path is not None}
@@ -243,7 +244,7 @@ def _column_width(head: str, cells: Sequence[Any]) -> int:
 
 
 def _comfortable_width(columns: Sequence[tuple[str, list[Any]]]) -> int:
-    """Return the width of a table whose columns of text are shortened, but still readable."""
+    """Return the width of the table if its text columns are shortened as far as they stay readable."""
     widths = [
         _column_width(*column) if _is_numeric(*column) else min(_column_width(*column), _COMFORTABLE)
         for column in columns
@@ -256,7 +257,7 @@ def _is_numeric(head: str, cells: Sequence[Any]) -> bool:
 
 
 def _fit_columns(columns: Sequence[tuple[str, list[Any]]], width: int) -> list[int]:
-    """Return the widths of the columns. Columns of text that are too wide are cut to a common width."""
+    """Return the widths of the columns. Text columns that are too wide are cut to the same width."""
     widths = [_column_width(head, cells) for head, cells in columns]
     texts = [place for place, column in enumerate(columns) if column[0] != "memory" and not _is_numeric(*column)]
     room = width - _GAP * (len(columns) - 1)
@@ -356,7 +357,7 @@ class ProgressBar:
         self.prefix = ""  # text before the description of a step
         self._bar: Progress | None = None
         self._last_drawn = 0.0
-        self._started, self._start_count = 0.0, 0  # time and count at the start of the current step
+        self._started, self._start_count = 0.0, 0  # start time of the current step, and the work completed before it
 
     def __enter__(self) -> "ProgressBar":
         if self.screen.shows_progress:

@@ -1,4 +1,4 @@
-"""The web application: routers, error responses, and serve(), which runs it until it is stopped.
+"""The web application: routers, error responses, and serve(), which runs the application until it is stopped.
 
 Status codes: 404 for an unknown name, 422 for an invalid request, 409 for a missing model or a damaged index, 429 if
 the model is busy. Any other error is a bug and gives 500. Errors are JSON under /api/ and pages elsewhere.
@@ -31,11 +31,14 @@ PAGES = (overview, memory, search, trace, circuit, collections, annotate, compar
 
 
 def create_app(workbench: Workbench, access: Access | None = None) -> FastAPI:
-    """Return the workbench as an ASGI application, which starts the workbench's background work on startup."""
+    """Return the workbench as an ASGI application.
+
+    On startup, the application starts the workbench's background work.
+    """
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        # pages are bound by the CPU, so more threads than cores would only use memory; one extra thread runs the model
+        # pages need mostly CPU time, so more threads than cores would only use memory; one extra thread runs the model
         current_default_thread_limiter().total_tokens = _THREADS + 1
         workbench.start()
         if overview.list_experiment_tables(workbench.index):
@@ -99,7 +102,7 @@ def _error_response(request: Request, status: int, line: str) -> Response:
 
 
 def serve(workbench: Workbench, host: str, port: int, opened: Callable[[str, Access], None], log: str) -> None:
-    """Serve until SIGINT or SIGTERM, which uvicorn raises again after its shutdown.
+    """Serve until SIGINT or SIGTERM. uvicorn raises the signal again after its shutdown.
 
     Args:
         workbench: The workbench.
@@ -120,7 +123,7 @@ def serve(workbench: Workbench, host: str, port: int, opened: Callable[[str, Acc
 
 
 def server_config(app: FastAPI, log: str) -> uvicorn.Config:
-    """Return the settings of uvicorn with this log level."""
+    """Return the uvicorn settings for an application and a log level."""
     return uvicorn.Config(
         app,
         ws="none",

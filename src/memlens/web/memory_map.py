@@ -1,8 +1,8 @@
-"""Statistics of all memories as columns, the table of layers, and the map: one cell per memory, one byte each.
+"""Statistics of all memories as columns, the table of layers, and the map, which has one cell of one byte per memory.
 
-The statistics of a million memories take some tens of megabytes. Columns are missing if the index lacks their table. On
-the map, a layer with more memories than fit is drawn in cells of several memories. Such a cell shows its highest
-memory, so that rare memories stay visible.
+The statistics of a million memories take some tens of megabytes. A column is missing if the index lacks its table. If a
+layer has more memories than fit on the map, each cell stands for several memories and shows the highest level among
+them, so that rare memories stay visible.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Statistics:
 
 
 def read_statistics(index: ServedIndex) -> Statistics:
-    """Return the statistics of an index. Read once per index."""
+    """Return the statistics of an index, which are read only once."""
     return index.remember("statistics", lambda: _read_statistics(index))
 
 
@@ -101,7 +101,7 @@ def _read_statistics(index: Index) -> Statistics:
         statistics.categories["class"] = classes
     if index.has("roles"):
         table, rows = read("roles", ["role"])
-        # 0 means no role, or a role that this version does not know
+        # 0 means no role, or a role that this version of memlens does not know
         places = {role: 1 + number for number, role in enumerate(ROLES)}
         roles = np.array([places.get(role, 0) for role in table["role"].to_pylist()])
         statistics.categories["role"] = place(rows, roles.astype(np.uint8), 0)
@@ -109,7 +109,7 @@ def _read_statistics(index: Index) -> Statistics:
 
 
 class LayerStatistics(BaseModel):
-    """Statistics of one layer. Numbers are null if their table is missing."""
+    """Statistics of one layer. A statistic is null if the index lacks its table."""
 
     layer: int
     memories: int
@@ -124,7 +124,7 @@ class LayerStatistics(BaseModel):
 
 
 def read_layers(index: ServedIndex) -> list[LayerStatistics]:
-    """Return the statistics of every layer. Computed once per index."""
+    """Return the statistics of every layer, which are computed only once per index."""
 
     def make() -> list[LayerStatistics]:
         statistics = read_statistics(index)
@@ -211,7 +211,7 @@ SORTS = {
 
 
 class MapLayer(BaseModel):
-    """One row of the map: memories of the layer, memories per cell, and the groups, from which names are derived."""
+    """One row of the map: number of memories, memories per cell, and the groups from which names are derived."""
 
     layer: int
     memories: int
@@ -222,9 +222,10 @@ class MapLayer(BaseModel):
 class MemoryMap(BaseModel):
     """The cells of all layers, one byte per cell, in base64. A cell without a value is 255.
 
-    For a number, level l means that a share l / 254 of all memories is lower; interpolate in `quantiles`, which are
-    equally spaced. For a category, the level is an index into `kinds`. `memories` holds the number of the memory that
-    each cell shows (four bytes per cell, little endian), or null if cells and memories have equal numbers.
+    For a statistic that is a number, level l means that a share l / 254 of all memories has a lower value; interpolate
+    in `quantiles`, which are equally spaced, to get the value. For a category, the level is an index into `kinds`.
+    `memories` holds the index of the memory that each cell shows (four bytes per cell, little endian), or null if cell
+    i shows memory i.
     """
 
     by: str
@@ -254,7 +255,10 @@ Orders = dict[int, NDArray[np.int64]]  # layer -> memories in the order of the m
 
 
 def read_similarity_orders(index: ServedIndex) -> Orders:
-    """Return an order for every layer in which similar memories are neighbors. Computed once per index."""
+    """Return an order of each layer's memories in which similar memories are neighbors.
+
+    It is computed only once per index.
+    """
     from memlens.pattern.related import order_by_likeness
 
     return index.remember("likeness", lambda: {layer: order_by_likeness(index, layer) for layer in index.layers})
@@ -263,7 +267,7 @@ def read_similarity_orders(index: ServedIndex) -> Orders:
 def draw_map(
     statistics: Statistics, by: str, room: int, sort: str = "place", read_orders: Callable[[], Orders] = dict
 ) -> MemoryMap:
-    """Return the map with at most `room` cells per layer. `read_orders` is called to sort by similarity.
+    """Return the map with at most `room` cells per layer. `read_orders` is called only to sort by similarity.
 
     Raises:
         UnknownName: The index has no such measure or sort order.
@@ -321,8 +325,8 @@ def _read_quantiles(numbers: NDArray[np.floating]) -> list[float]:
 
 
 def _read_levels(numbers: NDArray[np.floating], quantiles: list[float]) -> NDArray[np.uint8]:
-    """Return the level of each number: the share of memories below it, in steps of 1/254."""
-    values, first = np.unique(quantiles, return_index=True)  # of equal quantiles, use the lowest
+    """Return the level of each number: the share of memories with a lower number, in steps of 1/254."""
+    values, first = np.unique(quantiles, return_index=True)  # if quantiles are equal, use the first
     shares = first / (_QUANTILES - 1)
     is_finite = np.isfinite(numbers)
     share = np.interp(np.where(is_finite, numbers, values[0]), values, shares)
@@ -330,7 +334,7 @@ def _read_levels(numbers: NDArray[np.floating], quantiles: list[float]) -> NDArr
 
 
 def _merge_cells(levels: NDArray[np.uint8], size: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the highest level in each cell of `size` memories, and the position of that memory in the cell."""
+    """Return the highest level in each cell of `size` memories, and which memory of the cell has this level."""
     if size == 1:
         return levels, np.zeros(len(levels), np.int64)
     padded = np.full(-(-len(levels) // size) * size, NOTHING, np.uint8)

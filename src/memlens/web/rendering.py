@@ -1,7 +1,8 @@
-"""Templates, JSON responses, static files, and dependencies of routes: the workbench, the viewer, the model.
+"""Templates, JSON responses, static files, and the objects that routes depend on: workbench, viewer and model.
 
-Templates escape all text, and characters that cannot be shown or sent are replaced. Annotators are identified by a name
-in a cookie. This is no access control: it only prevents annotators from seeing other labels by accident.
+Templates escape all text, and replace characters that cannot be displayed or encoded. Annotators are identified by a
+name in a cookie. The cookie does not control access: it only prevents annotators from seeing other people's labels by
+accident.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def static(request: Request, name: str) -> Response:
 
 @router.get("/{name}.html")
 def redirect_from_site(request: Request, name: Literal["index", "search", "memory"]) -> Response:
-    """Redirect addresses of a static site (`memlens site`) to the same pages here."""
+    """Redirect an address of a static site (`memlens site`) to the same page of the workbench."""
     query = dict(request.query_params)
     path = {"index": "/", "search": "/search", "memory": f"/m/{quote(query.pop('name', ''), safe='')}"}[name]
     return RedirectResponse(path + (f"?{urlencode(query)}" if query else ""), 308)
@@ -121,7 +122,7 @@ Name = Annotated[str, Path(description="A memory: layer and number from 0, like 
 
 
 def remember_viewer(request: Request, response: Response, annotator: str) -> Response:
-    """Set the cookie with the annotator's name. Returns the same response."""
+    """Set the cookie with the annotator's name, and return the response."""
     name, value = cookie_name(_VIEWER_COOKIE, request), quote(annotator, safe="", errors="replace")
     response.set_cookie(name, value, max_age=_VIEWER_SECONDS, httponly=True, samesite="lax", path="/")
     return response
@@ -142,7 +143,7 @@ async def run_model(
         bench: The workbench, which holds the model and its recent answers.
         function: The function to run.
         key: If given, the result is remembered under this key and not computed again.
-        may_refuse: Reject the request if too many are waiting.
+        may_refuse: If True, reject the request if too many requests are waiting.
 
     Raises:
         BusyError: Too many requests are waiting, or the model did not become free in time.
@@ -178,7 +179,7 @@ def status_of(error: Exception) -> int:
 
 
 class Problem(BaseModel):
-    """An error message of one line."""
+    """A one-line error message."""
 
     error: str
 
@@ -250,7 +251,7 @@ def environment() -> Environment:
 
 
 def highlight(text: str, query: str) -> Markup:
-    """Return the text with every occurrence of the query in <b>. Case matters only if the query has capitals."""
+    """Return the text with every occurrence of the query in <b>. Case matters only if the query contains capitals."""
     if not query:
         return escape(text)
     pattern = re.compile(re.escape(query), re.IGNORECASE if query == query.lower() else 0)

@@ -4,7 +4,7 @@
 - If the server accepts other machines, requests need a token: first in the address (?token=), then as a cookie.
 - Requests from other sites are rejected, except links that the user follows.
 - Request bodies are limited to 1 MB.
-- Pages run only our own scripts, load nothing from other sites and cannot be framed.
+- Pages run only the workbench's own scripts, load nothing from other sites and cannot be framed.
 """
 
 import ipaddress
@@ -40,7 +40,7 @@ HEADERS = {
 
 
 def is_local(host: str) -> bool:
-    """Return True if a server bound to this address can only be reached from this machine."""
+    """Return True if a server bound to this address can be reached only from this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -56,7 +56,10 @@ class Access:
 
     @classmethod
     def for_host(cls, host: str) -> "Access":
-        """Return the access rules for a bind address. An address that other machines can reach gets a random token."""
+        """Return the access rules for a bind address.
+
+        If other machines can reach the address, requests need a random token.
+        """
         return cls(host, None if is_local(host) else secrets.token_urlsafe(24))
 
     def allows_host(self, header: str) -> bool:
@@ -112,7 +115,7 @@ class Guard:
 
 
 def _check_token(request: Request, token: str) -> Response | None:
-    """Return None if the request has the token, a redirect if the address has ?token=, otherwise an error."""
+    """Return None if the request has the token, a redirect if the token is in the address, otherwise an error."""
     cookie = cookie_name(TOKEN_COOKIE, request)
     if _is_same(request.query_params.get("token", ""), token):
         query = urlencode([pair for pair in request.query_params.multi_items() if pair[0] != "token"])
@@ -131,7 +134,7 @@ def _check_token(request: Request, token: str) -> Response | None:
 def _is_cross_site(request: Request) -> bool:
     """Return True if another site sent the request, except for a page link that the user followed.
 
-    Browsers send Sec-Fetch-Site to localhost and https addresses, but only Origin to others.
+    Browsers send Sec-Fetch-Site only to localhost and https addresses. For other addresses, Origin is checked.
     """
     site = request.headers.get("sec-fetch-site")
     if site is None:

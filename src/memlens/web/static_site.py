@@ -7,8 +7,8 @@
                 patterns/ (memories by word, token or pattern), statistics, maps and charts
 
 A data file is a script that passes gzipped JSON to site.js, because a page opened from disk may run scripts but not
-read other files. A row is the number of a memory among the included layers. Names, stars and lists of memories are
-included, notes and labels are not.
+read other files. A row is the position of a memory among all memories of the included layers. The site includes the
+names, stars and lists of memories, but not notes and labels.
 """
 
 import base64
@@ -59,7 +59,7 @@ _MEMORIES_PER_READ = 512
 _MAX_SHARDS = {"triggers": 512, "values": 256, "patterns": 128}
 _MEMORIES_PER_SHARD = 16
 _NAV = (("/", "Overview"), ("/search", "Search"), ("/collections", "Collections"), ("/report", "Report"))
-# values of variables that only the workbench has
+# values of template variables that only the workbench has
 _ABSENT: dict[str, Any] = {"related": None, "expert": None, "contexts": {}}
 _WORD = re.compile(r"\w+")
 _MAIN = '<main id="main" tabindex="-1">'
@@ -69,12 +69,15 @@ _ADDRESS = re.compile(r'\b(href|src|action)="/([^"]*)"')
 
 
 class SiteIndex(ServedIndex):
-    """An index restricted to some layers. A query for one memory reads the rows of its whole batch of memories."""
+    """An index restricted to some layers.
+
+    A query for one memory also reads the rows of all other memories of its batch.
+    """
 
     def __init__(self, folder: str | Path, layers: Sequence[int] | None) -> None:
         super().__init__(folder)
         for layer in layers or ():
-            self.memories(layer)  # raises UnknownName for a layer that was not scanned
+            self.memories(layer)  # raise UnknownName for a layer that was not scanned
         self._shown = None if layers is None else tuple(layers)
         self._batch: list[MemoryId] = []
         self._rows: dict[tuple[str, ...], dict[MemoryId, list[dict[str, Any]]]] = {}
@@ -173,7 +176,7 @@ class _Site:
         self.triggers: dict[str, list[int]] = defaultdict(list)
         self.patterns: dict[str, list[int]] = defaultdict(list)
         self.values: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
-        self.words: dict[int, tuple[list[str], list[int]]] = {}  # sentence -> words and their ends
+        self.words: dict[int, tuple[list[str], list[int]]] = {}  # sentence -> words, where they end
         # notes may be private, so they are left out
         saved = {memory: replace(note, note="") for memory, note in names_beside(index).items()}
         self.saved = {memory: note for memory, note in saved.items() if memory.layer in index.layers}
@@ -204,7 +207,7 @@ class _Site:
             beside.write_text(f'memlensSite.arrived("{name}","{packed}")\n', encoding="ascii")
 
     def write_pages(self) -> None:
-        """Write the page and search result of every memory, and collect the words to search for it."""
+        """Write the page and the search result of every memory, and collect the words by which it can be found."""
         pages: list[list[str]] = []
         for first in range(0, len(self.names), _MEMORIES_PER_READ):
             part = self.names[first : first + _MEMORIES_PER_READ]
@@ -232,7 +235,7 @@ class _Site:
         return page.partition(_MAIN)[2].rpartition("</main>")[0].strip()
 
     def lines_of(self, names: list[MemoryId]) -> list[str]:
-        """Return each memory as a search result."""
+        """Return the memories in the form of search results."""
         summaries = read_summaries(self.index, names)
         hits = tuple(MemoryHit(name, summaries.get(name)) for name in names)
         answer = SearchResult((), "name", len(hits), hits)
@@ -330,7 +333,7 @@ class _Site:
                     beside.write_bytes(content)
 
     def write_frames(self) -> None:
-        """Write the pages. site.js fills the page of a memory."""
+        """Write the pages. site.js adds the content to the page of a memory."""
         content = search_content(self.index, read_asked())
         content |= {"problem": None, "more": "/search?limit=100", "kept": self.saved}
         answer = search(self.index, SearchQuery(layers=self.index.layers))
@@ -383,7 +386,10 @@ else if (found) location.replace(`${found[1]}${found[2]}.html${location.search}`
 
 
 def localized(page: str) -> str:
-    """Replace addresses of the workbench by files of the site. Text is not changed, because its quotes are escaped."""
+    """Replace addresses of the workbench with files of the site.
+
+    This does not change texts, because their quotes are escaped.
+    """
     return _ADDRESS.sub(lambda match: f'{match[1]}="{_local(match[2])}"', page)
 
 
@@ -403,7 +409,7 @@ def classic_script(base: str, page: str) -> str:
 
 
 def shard_of(word: str, count: int) -> int:
-    """Return the number of the file for a word: the FNV-1a hash of its first two letters, as in site.js."""
+    """Return the number of a word's file: the FNV-1a hash of the first two letters, modulo `count`, as in site.js."""
     number = 2166136261
     for byte in word[:2].encode("utf-8", "replace"):
         number = ((number ^ byte) * 16777619) & 0xFFFFFFFF

@@ -1,7 +1,7 @@
 """The state shared by all pages: the open index, an optional second index to compare with, and the model.
 
-Pages run in several threads, which can all read the index. The model loads in the background and serves one thread at a
-time: `with workbench.model() as model`. Requests queue for it in rendering.run_model.
+Pages run in several threads, which can all read the index. The model loads in the background. One thread at a time can
+use it: `with workbench.model() as model`. rendering.run_model queues the requests that need it.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _COPIED = (
     "memories", "triggers", "corpus", "values", "names", "patterns", "keys", "tokens", "ordinary", "counts", "roles",
     "quadrants",
 )  # fmt: skip
-_MAX_PARQUET_BYTES = 400_000_000  # copied tables take about four times as much memory
+_MAX_PARQUET_BYTES = 400_000_000  # copied tables take about four times as much memory as in Parquet
 _MAX_RESULTS = 64
-_MAX_STATE_BYTES = 64 << 20  # maximum size of traced prompts; their answers take about half as much
+_MAX_STATE_BYTES = 64 << 20  # maximum size of traced prompts; their answers need half as much memory in addition
 _MAX_ANSWERS = 32  # maximum number of answers; each takes some megabytes
 
 
 class ServedIndex(Index):
     """An index that stays open and answers many queries from many threads.
 
-    Tables are copied into memory as far as they fit. A lookup there takes 1 ms, compared with tens of milliseconds in
-    Parquet. Copies and remembered results belong to one manifest. If a stage writes a new manifest, the workbench opens
-    a new ServedIndex.
+    Tables are copied into memory as far as they fit. A lookup in memory takes 1 ms, compared with tens of milliseconds
+    in Parquet. Copies and remembered results are valid for one manifest. If a stage writes a new manifest, the
+    workbench opens a new ServedIndex.
     """
 
     def __init__(self, folder: str | Path, max_bytes: int = _MAX_PARQUET_BYTES) -> None:
@@ -67,7 +67,7 @@ class ServedIndex(Index):
 
     @property
     def example(self) -> MemoryId:
-        """A memory from the middle of the index, as an example of a name."""
+        """The name of a memory from the middle of the index, for examples."""
         layer = self.layers[len(self.layers) // 2]
         return self.names.name(layer, self.memories(layer) // 2)
 
@@ -76,7 +76,7 @@ class ServedIndex(Index):
         return file_stamp(self.folder / MANIFEST) == self._manifest_stamp
 
     def reload(self) -> None:
-        """Do nothing, because the workbench itself opens changed indexes again."""
+        """Do nothing, because the workbench reopens changed indexes itself."""
         # `reopen_changed` compares the manifest once per request
 
     def copy_tables(self) -> None:
@@ -119,7 +119,7 @@ class ServedIndex(Index):
 class KeptPrompts:
     """A cache of traced prompts and answers, so that another cell or token needs no new forward pass.
 
-    The least recently used entries are dropped. Access requires holding the model.
+    The least recently used entries are dropped. Only a thread that holds the model may use the cache.
     """
 
     def __init__(self, max_bytes: int = _MAX_STATE_BYTES) -> None:
@@ -128,10 +128,10 @@ class KeptPrompts:
         self._answers: OrderedDict[Hashable, Any] = OrderedDict()
 
     def run(self, model: MemoryModel, prompt: Prompt, edits: tuple[str, ...] = ()) -> TracedPrompt:
-        """Return the traced prompt with these edits, at all positions.
+        """Return the traced prompt, with these edits, at all positions.
 
         Raises:
-            MemlensError: An edit is not possible. The model is not run.
+            MemlensError: An edit is not possible. In this case, the model is not run.
         """
         from memlens.tracer.intervene import apply_edits
         from memlens.tracer.trace import TracedPrompt
@@ -141,7 +141,7 @@ class KeptPrompts:
             with apply_edits(model, Intervention.of(edits), prompt) if edits else nullcontext():
                 self._runs[key] = TracedPrompt.run(model, prompt)
         self._runs.move_to_end(key)
-        # always keep the newest two, because a page compares them
+        # always keep the two newest entries, because a page compares them
         while len(self._runs) > 2 and sum(run.nbytes for run in self._runs.values()) > self._max_bytes:
             self._runs.popitem(last=False)
         return self._runs[key]
@@ -178,7 +178,7 @@ class Workbench:
         self.other = None if other is None else ServedIndex(other.folder if isinstance(other, Index) else other)
         self.live = live or LiveSettings()
         self.kept = KeptPrompts()
-        # called with the reason if the model cannot be loaded
+        # if the model cannot be loaded, this is called with the reason
         self.on_failure: Callable[[str], object] = lambda reason: None
         self._source = model if isinstance(model, str) else None
         self._model: MemoryModel | None = None
@@ -217,7 +217,7 @@ class Workbench:
 
     @property
     def status(self) -> str:
-        """The state of the model: "none" (there is no model), "loading", "ready" or "failed"."""
+        """The state of the model: "none" (no model), "loading", "ready" or "failed"."""
         if self._model is not None:
             return READY
         if self._failure:
@@ -278,7 +278,7 @@ class Workbench:
         self._preparing.start()
 
     def _prepare(self, index: ServedIndex, other: ServedIndex | None) -> None:
-        """Prepare what pages need. A damaged index is reported later, by the page that reads it."""
+        """Read and copy the tables that pages need. A damaged index is reported later, by the page that reads it."""
         steps: list[Callable[[], object]] = [
             partial(read_statistics, index),
             index.copy_tables,
@@ -294,6 +294,6 @@ class Workbench:
     def _load(self) -> None:
         try:
             self._model = self.index.load_model(self._source)
-        except Exception as error:  # other pages still work, and the status shows the reason
+        except Exception as error:  # pages that do not need the model still work, and the status shows the reason
             self._failure = " ".join(str(error).split()) or type(error).__name__
             self.on_failure(self.status_text)

@@ -1,7 +1,7 @@
 """The Annotate page: label the memories of a sample by the paper's protocol.
 
-The page consists of plain forms, to which a script adds keyboard shortcuts. annotations/records.py decides who sees
-which labels.
+The page consists of plain forms, and a script adds keyboard shortcuts. annotations/records.py determines which labels
+an annotator sees.
 """
 
 from collections.abc import Iterable, Sequence
@@ -57,13 +57,13 @@ class LabelReference(Person):
 
 
 class NewLabel(LabelReference):
-    """One annotator's patterns of one memory, possibly none."""
+    """One annotator's patterns of one memory. The list is empty if the memory has no pattern."""
 
     patterns: list[LabeledPattern] = Field(max_length=50)
 
 
 async def form_fields(request: Request) -> list[tuple[str, str]]:
-    """Return the fields of a plain form. Raises SettingError if it is too long or invalid."""
+    """Return the fields of a plain form. Raises SettingError if the form is too long or invalid."""
     body = b""
     async for part in request.stream():
         body += part
@@ -205,7 +205,7 @@ def undo_one_label(bench: Bench, who: LabelReference) -> PersonalStudy:
 
 @router.post("/api/annotate/finish", responses=MODEL_PROBLEMS)
 def finish_one_person(bench: Bench, who: Person) -> PersonalStudy:
-    """Finish labeling. The annotator's labels can no longer change, and the labels of others become visible."""
+    """Mark an annotator as finished. Their labels can no longer change, and they can see the labels of others."""
     _require_sample(bench.index.annotations)
     bench.index.annotations.finish(who.annotator)
     return read_person(bench.index.annotations, who.annotator)

@@ -1,6 +1,5 @@
-"""The page Circuit, its JSON, and the graph as a file. The address holds everything that the page shows.
-
-circuit.js draws the graph. `shown`, `focus` and `group` in the address are read and written by the script alone.
+"""The Circuit page, its JSON, and the graph as a file. The page's address contains everything that the page shows.
+circuit.js draws the graph. Only the script reads and writes `shown`, `focus` and `group` in the address.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Groups = Annotated[
 async def find_circuit(
     request: Request, bench: Workbench, prompt: str, token: str, against: str, nodes: int
 ) -> Circuit:
-    """Return the circuit of a prompt. Circuits of recent requests are remembered."""
+    """Return the circuit of a prompt. Recent circuits are cached."""
 
     def find(model: MemoryModel) -> Circuit:
         from memlens.circuits.graph import circuit
@@ -87,7 +86,7 @@ async def save_circuit(
 
 
 def read_groups(graph: Circuit, groups: list[str]) -> dict[str, list[str]]:
-    """Return supernodes by name. Raises SettingError if a node does not exist."""
+    """Return the groups of nodes by name. Raises SettingError if a node does not exist."""
     known = {node.id for node in graph.nodes}
     by_name: dict[str, list[str]] = {}
     for text in groups:

@@ -17,7 +17,7 @@ router = APIRouter(tags=["collections"])
 
 
 class KeptMemory(BaseModel):
-    """The star, name, note and lists of a memory. If all are empty, the memory leaves the collections."""
+    """The star, name, note and lists of a memory. If all are empty, the memory is removed from the collections."""
 
     star: bool = False
     name: str = Field(default="", max_length=200)
@@ -26,10 +26,10 @@ class KeptMemory(BaseModel):
 
 
 def names_beside(index: ServedIndex) -> dict[MemoryId, Note]:
-    """Return all notes, or none if the file cannot be read, for pages that show names next to memories."""
+    """Return all notes, for pages that show names next to memories. Returns no notes if the file cannot be read."""
     try:
         return index.annotations.notes()
-    except FilesError:  # reported by the Collections page
+    except FilesError:  # the Collections page reports this error
         return {}
 
 
@@ -68,7 +68,7 @@ def change_kept(bench: Bench, viewer: Viewer, name: Name, content: KeptMemory) -
 
 
 def _parts(content: KeptMemory) -> dict[str, Any]:
-    """Return the given parts of a note, without surrounding spaces and empty list names."""
+    """Return the given parts of a note, with surrounding spaces and empty list names removed."""
     parts: dict[str, Any] = {name: getattr(content, name) for name in content.model_fields_set}
     parts |= {name: parts[name].strip() for name in ("name", "note") if name in parts}
     if "lists" in parts:

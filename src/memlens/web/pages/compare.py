@@ -38,7 +38,7 @@ def compare_page(
     order: Order = None,
     top: Top = 10,
 ) -> Response:
-    if (a or b) and not layers:  # layers from the two fields of the form
+    if (a or b) and not layers:  # use the layers from the two fields of the form
         layers = f"{a}:{b}"
     pair = layers or _first_pair(bench)
     comparison, problem, status = None, "", 200
@@ -72,7 +72,7 @@ def read_comparison(
 
 
 def _compare(bench: Workbench, by: str, layers: str, order: str | None, top: int) -> IndexComparison:
-    """Return the comparison. Computed once per index."""
+    """Return the comparison, which is computed only once per index."""
     if bench.other is None and not layers:
         raise SettingError(
             "the workbench has only one index; name two of its layers, or serve a second index with --compare INDEX"
@@ -85,14 +85,17 @@ def _compare(bench: Workbench, by: str, layers: str, order: str | None, top: int
 
 
 def _first_pair(bench: Workbench) -> str:
-    """Return the default pair: the last two layers of one index, or "" (memories by name) for two indexes."""
+    """Return the default pair of layers: the last two of a single index.
+
+    For two indexes, it is "", which compares memories by name.
+    """
     if bench.other is not None or len(bench.index.layers) < 2:
         return ""
     return f"{bench.index.layers[-2]}:{bench.index.layers[-1]}"
 
 
 def _parse_pair(pair: str) -> tuple[int, int] | None:
-    """Return the layers that the form shows as selected, or None if they are not valid."""
+    """Return the layers to show as selected in the form, or None if `layers` is not a valid pair."""
     try:
         return parse_pair(pair) if pair else None
     except SettingError:

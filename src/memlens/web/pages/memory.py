@@ -1,7 +1,8 @@
 """The pages of one memory and of one expert, and their JSON.
 
-Coefficients at every token of a trigger, and the effect of changing the memory, need the model. The model reads
-sentences as in the scan, so the coefficient at the last token of a trigger equals the one in the index.
+Computing coefficients at every token of a trigger, or the effect of changing the memory, requires the model. The model
+reads sentences in the same way as the scan did, so the coefficient at the last token of a trigger equals the one in the
+index.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def silence(model: MemoryModel, name: MemoryId, prompt: str, change: str) -> Int
 
 
 def select_layers(trace: Trace, *layers: int) -> Trace:
-    """Return the trace with only these layers."""
+    """Return a copy of the trace that contains only these layers."""
     return replace(trace, layers=tuple(trace.layers[layer] for layer in sorted(set(layers))))
 
 
@@ -103,7 +104,7 @@ class CoefficientChange(BaseModel):
 
 @dataclass(frozen=True)
 class LabeledMemory(MemoryRecord):
-    """Everything in the index about one memory, with its labels."""
+    """Everything that the index contains about one memory, with its labels."""
 
     labels: tuple[Label, ...]
     unfinished: str | None  # name of a viewer who has not finished and sees only their own labels
@@ -150,7 +151,7 @@ def memory_page(
 
 
 def memory_content(index: ServedIndex, view: LabeledMemory, end: str) -> dict[str, Any]:
-    """Return the variables of memory.html that a static site also has."""
+    """Return the variables that memory.html needs both in the workbench and in a static site."""
     return {
         "view": view,
         "end": end,
@@ -240,7 +241,7 @@ async def read_coefficients_on(
 
 @router.post("/api/memories/{name}/silence", responses=LIVE_PROBLEMS)
 async def silence_memory(request: Request, bench: Bench, name: Name, change: CoefficientChange) -> InterventionEffect:
-    """Compare the predictions after a prompt before and after changing a memory. Needs the model."""
+    """Compare the predictions for a prompt with and without changing a memory. Needs the model."""
     memory = bench.index.check(name)
 
     def compute(model: MemoryModel) -> InterventionEffect:
@@ -303,7 +304,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Histogram:
-    """A histogram with bars of equal width for bins that double in width outward."""
+    """A histogram with bars of equal width. Each bar's bin is twice as wide as the next bin towards zero."""
 
     width: float
     height: float
@@ -312,7 +313,10 @@ class Histogram:
 
 
 def draw_histogram(counts: Sequence[int], edges: Sequence[float]) -> Histogram | None:
-    """Return the histogram of the filled bins, or None without any. Square-root heights keep rare bins visible."""
+    """Return the histogram from the first to the last non-empty bin, or None if all bins are empty.
+
+    The height of a bar is the square root of its count, which keeps rare bins visible.
+    """
     filled = [number for number, count in enumerate(counts) if count]
     if not filled or len(counts) != len(edges) + 1:
         return None
@@ -352,7 +356,10 @@ class ScoreAxis:
 
 
 def score_axis(value: MemoryValue) -> ScoreAxis | None:
-    """Return the axis, or None if all tokens have the same score. Square-root heights keep the extremes visible."""
+    """Return the axis, or None if all tokens have the same score.
+
+    The height of a bar is the square root of its count, which keeps the extremes visible.
+    """
     scores = [
         token.score for token in (*value.promotes, *value.demotes) if token.score is not None and isfinite(token.score)
     ]
@@ -360,7 +367,7 @@ def score_axis(value: MemoryValue) -> ScoreAxis | None:
     if not scores or axis.low == axis.high:
         return None
     if not value.histogram or not all(isfinite(end[0].score or 0.0) for end in (value.promotes, value.demotes)):
-        return axis  # the bins are unknown if p of an extreme token is 0 in the table
+        return axis  # without the scores of the extreme tokens (stored p of 0), the bins are unknown
     low, step = min(scores), (max(scores) - min(scores)) / len(value.histogram)
     highest, total, bars = max(value.histogram), sum(value.histogram), []
     for number, count in enumerate(value.histogram):

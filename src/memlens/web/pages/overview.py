@@ -38,7 +38,7 @@ def list_experiment_tables(index: ServedIndex) -> list[str]:
 
 
 def read_charts(index: ServedIndex) -> list[Section]:
-    """Return a section with charts for every experiment that was run. Drawn once per index."""
+    """Return a section with charts for every experiment that was run. Charts are drawn only once per index."""
 
     def draw() -> list[Section]:
         return [section for section in make_sections(Tables(index)) if section.is_present and section.charts]
@@ -72,7 +72,7 @@ class Counts(BaseModel):
 
 
 class Brief(BaseModel):
-    """One memory in one line."""
+    """A summary of one memory in one line."""
 
     name: str
     value: float | None
@@ -89,7 +89,7 @@ def overview_page(
 
 
 def overview_content(bench: Workbench, by: str = "max", sort: str = "place") -> dict[str, Any]:
-    """Return the variables of overview.html that a static site also has."""
+    """Return the variables that overview.html needs both in the workbench and in a static site."""
     index = bench.index
     measures, sorts = list_measures(read_statistics(index)), list_sorts(read_statistics(index))
     return {
@@ -123,7 +123,7 @@ _REPORT_HEADERS = {
         "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; "
         "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
-    "cross-origin-opener-policy": "unsafe-none",  # a sandboxed page requires this
+    "cross-origin-opener-policy": "unsafe-none",  # required for a sandboxed page
 }
 
 
@@ -139,7 +139,7 @@ def report_page(bench: Bench) -> Response:
 
 @router.get("/api/worth-reading")
 def read_worth_reading(bench: Bench) -> list[Brief]:
-    """List memories to read first. `value` is the share of a memory's triggers that its patterns cover."""
+    """List memories to read first. `value` is the share of the memory's triggers that its patterns cover."""
     return worth_reading(bench.index)
 
 
@@ -197,7 +197,7 @@ def read_map(
 
 @router.get("/api/brief/{name}", responses=PROBLEMS)
 def read_brief(bench: Bench, name: str, by: Annotated[str, Query(max_length=30)] = "max") -> Brief:
-    """Return one memory in one line, with the exact value of a statistic."""
+    """Return a summary of one memory in one line, with the exact value of a statistic."""
     memory = bench.index.check(name)
     statistics = read_statistics(bench.index)
     column = statistics.numbers.get(by)
@@ -231,10 +231,10 @@ SELECT layer, memory, name, share FROM best WHERE place = 1 ORDER BY worth DESC,
 
 
 def worth_reading(index: ServedIndex, count: int = 6) -> list[Brief]:
-    """Return the best example of each layer: a memory with a pattern that holds for its strongest held-out triggers.
+    """Return the best examples: memories with a pattern that holds for held-out triggers, at most one per layer.
 
-    The precision of the pattern counts up to one point. A topic, and a value that promotes the next token, count half a
-    point each.
+    A memory gets up to one point for the precision of its pattern, half a point if it has a topic, and half a point if
+    its value promotes the next token.
     """
     if not (index.has("names") and index.has("patterns")):
         return []
@@ -246,7 +246,7 @@ def worth_reading(index: ServedIndex, count: int = 6) -> list[Brief]:
 
 
 def _list_missing(bench: Workbench) -> list[tuple[str, str]]:
-    """Return the command and its purpose for every stage that was not run."""
+    """Return the command and the purpose of every stage that was not run."""
     stages = (("values", "what each memory promotes"), ("patterns", "what triggers have in common"))
     missing = [(f"memlens {table} {bench.folder}", what) for table, what in stages if not bench.index.has(table)]
     if not list_experiment_tables(bench.index):

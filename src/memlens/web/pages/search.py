@@ -1,6 +1,6 @@
 """The Search page: find memories by trigger, promoted token, pattern, name, or a text on which they fire.
 
-The results equal those of `memlens search`.
+The results are the same as those of `memlens search`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _STATISTICS = {"max": "max", "frequency": "active on", "mean": "mean", "max_p": 
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """A search as given in the form and the address. Filters that are not set are empty."""
+    """A search, as described by the form and the address. A filter that is not set is empty."""
 
     texts: tuple[str, ...]
     place: Place | Literal["fires"]
@@ -69,12 +69,15 @@ class SearchRequest:
 
     @property
     def further(self) -> tuple[str, ...]:
-        """The texts after the first, and for values an empty one, so that another token can be added."""
+        """The texts after the first.
+
+        In a search for values, an empty text follows, so that another token can be added.
+        """
         return (*self.texts[1:], *([""] if self.texts and self.place == "values" else []))
 
     @property
     def query(self) -> SearchQuery:
-        """The query on the tables. Raises SettingError for invalid layers."""
+        """The query to run on the index. Raises SettingError for invalid layers."""
         return SearchQuery(
             self.texts,
             "triggers" if self.place == "fires" else self.place,
@@ -139,7 +142,7 @@ async def search_page(request: Request, bench: Bench, asked: Asked) -> Response:
 
 @router.get("/search/results", response_class=HTMLResponse, include_in_schema=False)
 async def search_results(request: Request, bench: Bench, asked: Asked) -> Response:
-    """Return only the list of results, for an open page."""
+    """Return only the list of results, with which the script updates the open page."""
     return await _show_results(request, bench, asked, "results.html")
 
 
@@ -219,7 +222,7 @@ async def _show_results(request: Request, bench: Workbench, asked: SearchRequest
 
 
 def reason(hit: MemoryHit) -> str:
-    """Return why a memory was found, in a few words."""
+    """Return a few words that say why a memory was found."""
     if isinstance(hit, FiringHit):
         return f"{100 * hit.relative:.0f}% of its range, effect {signed(hit.effect)}"
     if isinstance(hit, TriggerHit):

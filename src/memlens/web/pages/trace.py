@@ -1,12 +1,12 @@
 """The Trace and Steer pages and their JSON. The address of each page contains everything that the page shows.
 
 Trace shows what every layer predicts after every token of a prompt, where the logit of a token comes from, and what
-changes if memories are edited. The grid reads the output of every layer as the model reads its last state. A cell is
-one layer of `memlens.trace`.
+changes if memories are edited. To predict a token, the grid applies the final norm and the unembedding to the output of
+every layer. A cell corresponds to one layer of `memlens.trace`.
 
 Steer continues a text with and without edits. A continuation is sent as one line of JSON per token, followed by the
-whole text or an error. Requests for the model take turns after every token, so that several texts grow at once and
-other pages stay responsive.
+whole text or an error. Requests for the model take turns after every token. Several texts can therefore be continued at
+once, and other pages stay responsive.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ Seed = Annotated[int, Query(ge=0, le=2**53, description="Random seed for sampled
 
 @dataclass(frozen=True)
 class GridCell(TokenShare):
-    """The most likely next token in one layer after one token of the prompt."""
+    """The next token that one layer predicts after one token of the prompt."""
 
-    settled: bool  # True if this layer and all later layers predict the final token
-    was: str | None  # token without the edits, if it differs
+    settled: bool  # True if this layer and all later layers predict the same token as the last layer
+    was: str | None  # token predicted without the edits, if it differs
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Grid:
 
 
 def last_of_each(sets: list[str]) -> list[str]:
-    """Return the edits, keeping only the last one of each memory or layer."""
+    """Return the edits, with only the last edit of each memory, expert or layer."""
     by_target: dict[str, str] = {}
     for text in sets:
         target = Edit.parse(text).target
@@ -110,12 +110,12 @@ def last_of_each(sets: list[str]) -> list[str]:
 
 
 def read_grid(model: MemoryModel, text: str, sets: list[str], kept: KeptPrompts | None = None) -> Grid:
-    """Return the predictions of all layers at all positions, with edits and without."""
+    """Return the predictions of all layers at all positions, with the edits and, for comparison, without."""
     from memlens.tracer.prompt import read_prompt
 
     prompt, kept = read_prompt(model, text), kept or KeptPrompts()
     edits = last_of_each(sets)
-    after = kept.run(model, prompt, tuple(edits)).tops  # run this first, because it raises if an edit is not possible
+    after = kept.run(model, prompt, tuple(edits)).tops  # first, because it raises if an edit is impossible
     before = kept.run(model, prompt).tops if edits else after
     texts = model.tokenizer.token_text
     rows = (
@@ -190,7 +190,10 @@ Address = Annotated[TraceAddress, Depends(read_address)]
 
 
 def read_answer(bench: Workbench, model: MemoryModel, address: TraceAddress) -> Trace | InterventionEffect:
-    """Trace one position in all layers, for one token or the difference of two, and with edits before and after."""
+    """Trace one position in all layers, for one token or the difference of two.
+
+    If there are edits, trace with and without them.
+    """
     from memlens.tracer.intervene import effect_of
     from memlens.tracer.prompt import read_prompt, read_token
 
@@ -214,7 +217,7 @@ def read_answer(bench: Workbench, model: MemoryModel, address: TraceAddress) -> 
 
 
 def open_cell(bench: Workbench, model: MemoryModel, address: TraceAddress) -> Trace | InterventionEffect:
-    """Return the answer with two layers: the opened one and the last one."""
+    """Return a copy of the answer that contains only the opened layer and the last layer."""
     answer = read_answer(bench, model, address)
     traced = answer if isinstance(answer, Trace) else answer.after
     last = len(traced.layers) - 1
@@ -230,7 +233,7 @@ def open_cell(bench: Workbench, model: MemoryModel, address: TraceAddress) -> Tr
 
 
 def _check_edits(model: MemoryModel, address: TraceAddress) -> tuple[TraceAddress, str, int]:
-    """Return the address with the possible edits only, the errors of the others, and the HTTP status."""
+    """Return the address without invalid edits, the errors of those edits, and the HTTP status."""
     from memlens.tracer.intervene import apply_edits
     from memlens.tracer.prompt import read_prompt
 
@@ -310,7 +313,7 @@ async def trace_page(
 
 @router.get("/trace/cell", response_class=HTMLResponse, include_in_schema=False)
 async def cell_part(request: Request, bench: Bench, address: Address) -> Response:
-    """Return the parts of the page above and below the grid for another cell."""
+    """Return the parts of the page above and below the grid, for a newly opened cell."""
     return await run_model(
         request, bench, lambda model: page(request, "trace_parts.html", **_cell_content(bench, model, address))
     )
@@ -329,7 +332,10 @@ async def read_trace_grid(request: Request, bench: Bench, prompt: Prompt, sets: 
 
 @router.get("/api/trace/cell", responses=LIVE_PROBLEMS, tags=["trace"])
 async def read_trace_cell(request: Request, bench: Bench, address: Address) -> Trace | InterventionEffect:
-    """Return one layer and the last layer of a trace, with edits before and after them. Needs the model."""
+    """Return one layer and the last layer of a trace.
+
+    If there are edits, return them with and without the edits. Needs the model.
+    """
     return await run_model(request, bench, lambda model: open_cell(bench, model, address))
 
 
