@@ -463,7 +463,7 @@ def experiment(
         with use_threads(threads):
             return run_with_edits(index, names, intervention, _model_or_name(model), **arguments)
     if sample.null_tokens is not None and not runs_all:
-        raise SettingError("--null-tokens has no effect without all; use --sample with shuffled")
+        raise SettingError("--null-tokens has no effect without `all`; to change `shuffled` alone, use --sample")
     source = _model_or_name(model)
     with use_threads(threads):
         tables = run(index, names, source, make_pool=_pool_maker(run_options, threads), **arguments)

@@ -3,7 +3,7 @@ help text.
 
     @dataclass(frozen=True)
     class ValueSettings(Settings):
-        top: int = option(50, "Tokens to list at each end of a value.", metavar="N", minimum=1)
+        top: int = option(50, "Number of top and of bottom tokens to list per value.", metavar="N", minimum=1)
 
 The command line generates its options from these fields (cli/options.py). `split_options` checks the keyword arguments
 of a Python call. The index records the settings. A field without a help text can be set only from Python.
@@ -214,7 +214,9 @@ class ValueSettings(Settings):
         default_text="folded if the model has a final norm",
     )
     vocabulary: str = option(
-        "all", "Tokens to rank: all, or all except undertrained tokens (trained).", choices=("all", "trained")
+        "all",
+        "Tokens to rank: all tokens (all), or all except undertrained tokens (trained).",
+        choices=("all", "trained"),
     )
     untrained: bool = option(False, "Include undertrained tokens in the lists of top tokens.")
 
@@ -264,7 +266,7 @@ class SampleSettings(Settings):
     seed: int = option(0, "Random seed for drawing samples.", metavar="N", minimum=0, maximum=MOST_SEED)
     sample: int | None = option(
         None,
-        "Number of prefixes to sample. For a single experiment: number of the items that it samples.",
+        "Number of prefixes to sample or, for a single experiment that samples other items, of these items.",
         metavar="N",
         default_text="depends on the experiment",
         minimum=1,
@@ -278,7 +280,7 @@ class SampleSettings(Settings):
     )
     null_tokens: int | None = option(
         None,
-        "Number of tokens to run through shuffled networks, with which claims are compared. 0 skips this comparison.",
+        "Number of tokens to run through shuffled networks, the baseline for claims. 0 skips this comparison.",
         metavar="N",
         default_text="10000",
         minimum=0,
@@ -292,7 +294,7 @@ class LiveSettings(Settings):
 
     waiting: int = option(
         4,
-        "Maximum number of waiting requests for the model. Further requests are rejected.",
+        "Maximum number of requests that wait for the model. Further requests are rejected.",
         metavar="N",
         minimum=0,
         maximum=1000,
@@ -322,7 +324,7 @@ class ProbeSettings(Settings):
         choices=("last", "mean", "max"),
     )
     layers: str | None = option(None, "Layers to probe, counted from 0.", metavar="0-5,11", default_text="all")
-    k: str = option("1,2,4,8,16,32,64,128,256,512", "Numbers of memories per probe.", metavar="1,2,4")
+    k: str = option("1,2,4,8,16,32,64,128,256,512", "Probe sizes to try: numbers of memories.", metavar="1,2,4")
     test: float = option(0.3, "Share of the texts to hold out for testing.", metavar="SHARE")
     max_length: int | None = option(
         None,
@@ -346,7 +348,9 @@ class ProbeSettings(Settings):
         if not 0 < self.test < 1:
             raise SettingError(f"--test is {self.test}; it must be a share between 0 and 1, like 0.3")
         if not self.sizes:
-            raise SettingError(f"--k is '{self.k}'; write numbers of at most 9 digits with commas, like 1,2,4")
+            raise SettingError(
+                f"--k is '{self.k}'; separate the numbers with commas, like 1,2,4 (at most 9 digits each)"
+            )
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -412,10 +416,10 @@ class CorpusSettings(Settings):
         object.__setattr__(self, "sources", tuple(str(source) for source in self.sources))
         self.check_fields()
         if not self.sources:
-            raise SettingError("the list of corpora is empty; name a file, a folder, hf:NAME or bundled")
+            raise SettingError("the list of corpora is empty; pass a file, a folder, hf:NAME or bundled")
         for source in self.sources:
             if not source.strip() or "\0" in source:
-                raise SettingError(f"corpus {source!r} is not a name; name a file, a folder, hf:NAME or bundled")
+                raise SettingError(f"corpus {source!r} is not a valid name; pass a file, a folder, hf:NAME or bundled")
             if is_hub_source(source):
                 HubSpec.parse(source)
         if self.unit not in ("sentence", "line", "document") and not _BLOCK.fullmatch(self.unit):
@@ -515,7 +519,10 @@ class ScanSettings(Settings):
     def __post_init__(self) -> None:
         self.check_fields()
         if self.bos_prefix and self.dedup == "prefix":
-            raise SettingError("--dedup prefix cannot be combined with this preset, which keeps BOS alone as a prefix")
+            raise SettingError(
+                "--dedup prefix cannot be combined with this preset, which counts the BOS token alone as a prefix; "
+                "leave out --dedup"
+            )
         if self.layers is not None and not self.layers:
             raise SettingError("--layers is empty; write layers like 0-5,11, or leave it out for all")
 

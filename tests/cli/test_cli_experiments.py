@@ -156,7 +156,7 @@ def test_all_ends_with_shuffled_networks_and_prints_them_beside_the_claims(
     assert '<th scope="col">shuffled network</th>' in page
     ran = run("experiment", whole, "shuffled", "--sample", 40, "--threads", 1)
     assert ran.code == 0 and "beyond the paper: 1 shuffled networks, " in ran.out
-    assert is_refused(run("experiment", whole, "rank", "--null-tokens", 9), "--null-tokens has no effect without all")
+    assert is_refused(run("experiment", whole, "rank", "--null-tokens", 9), "--null-tokens has no effect without `all`")
 
 
 def test_an_index_without_values_says_which_command_to_run(run: Run, plain: Path) -> None:

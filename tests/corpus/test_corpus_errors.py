@@ -243,7 +243,7 @@ def test_a_hub_source_is_streamed_and_its_errors_are_one_line(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("settings", "part"),
     [
-        *(({"sources": sources}, "is not a name") for sources in ((" ",), ("a\0.txt",))),
+        *(({"sources": sources}, "is not a valid name") for sources in ((" ",), ("a\0.txt",))),
         *(({"sources": sources}, "hf:NAME") for sources in (("hf:",), ("hf:a:b:c:d",))),
         ({"sources": ()}, "the list of corpora is empty"),
         ({"unit": "word"}, "--unit is 'word'; choose sentence, line, document or block:N"),

@@ -124,7 +124,7 @@ def read_export(file: str | None, option: str = "--file") -> str:
             return read_limited(Path(file), _IMPORT_LIMIT).decode("utf-8-sig")
         content = b"" if sys.stdin is None else sys.stdin.buffer.read(_IMPORT_LIMIT + 1)
         if len(content) > _IMPORT_LIMIT:
-            raise FilesError(f"it is larger than the limit of {_IMPORT_LIMIT >> 20} MB")
+            raise FilesError(f"the file is larger than the limit of {_IMPORT_LIMIT >> 20} MB")
         return content.decode("utf-8-sig")
     except (OSError, FilesError, UnicodeDecodeError) as error:
         source = "stdin" if file is None else f"{option} {file}"
@@ -161,14 +161,16 @@ def _read_events(annotations: Annotations, task: str, text: str) -> list[Event]:
         raise SettingError(f"the file is JSON, but not an export of `memlens {_EXPORTED_BY[task]}`")
     version = content.get("memlens_annotations")
     if isinstance(version, bool) or version != 2:
-        raise SettingError(f"the file has version {version!r:.40}, but this memlens reads version 2; export it again")
+        raise SettingError(
+            f"the file has version {version!r:.40}, but this version of memlens reads version 2; export it again"
+        )
     file_task = content.get("task")
     if file_task != task:
         advice = "use `memlens annotate INDEX restore`" if file_task == _BOTH else "export the right task"
         raise SettingError(f"the file contains {file_task!r:.40}, not {task}; {advice}")
     for name, value in _origin(annotations, task).items():
         if content.get(name) != value:
-            raise SettingError(f"the {task} in the file belong to another {name} than this index")
+            raise SettingError(f"the {task} in the file are for another {name} than that of this index")
     events = []
     for number, event in enumerate(content["events"]):
         place = f"event {number} of the file"
@@ -182,7 +184,7 @@ def _read_events(annotations: Annotations, task: str, text: str) -> list[Event]:
 def _read_event(annotations: Annotations, task: str, event: Any, place: str) -> Event:
     """Return the event after validating it, with its content in the form that memlens writes."""
     if not isinstance(event, Mapping) or not all(isinstance(event.get(k), kind) for k, kind in _EVENT.items()):
-        raise SettingError(f"{place} lacks one of {', '.join(_EVENT)}; the file is damaged")
+        raise SettingError(f"{place} lacks one of the fields {', '.join(_EVENT)}; the file is damaged")
     kind = event["kind"]
     if kind not in EVENT_KINDS[task]:
         raise SettingError(f"{place} has the unknown kind '{kind}'; the file is damaged")
@@ -197,7 +199,7 @@ def _read_event(annotations: Annotations, task: str, event: Any, place: str) -> 
         read = Event(event["key"], event["time"], task, kind, event["annotator"], subject, event["content"])
         return replace(read, content=_read_content(annotations, read))
     except CONTENT_ERRORS as error:
-        raise SettingError(f"{place} has no valid subject and content; the file is damaged") from error
+        raise SettingError(f"{place} has an invalid subject or content; the file is damaged") from error
 
 
 def _read_content(annotations: Annotations, event: Event) -> dict[str, Any]:
@@ -281,7 +283,7 @@ def _read_labels(text: str) -> list[Label]:
             ranks = tuple(map(int, row["prefixes"].split()))
         except ValueError as error:
             raise SettingError(
-                f"{place}: the prefixes are '{row['prefixes']}'; write trigger ranks with spaces, like 0 3 7"
+                f"{place}: the prefixes are '{row['prefixes']}'; write trigger ranks separated by spaces, like 0 3 7"
             ) from error
         of_memory.append(LabeledPattern(row["description"], row["kind"], ranks))
     return [Label(annotator, memory, tuple(of_memory)) for (annotator, memory), of_memory in patterns.items()]

@@ -55,7 +55,7 @@ class Event:
         try:
             rest = b'", ' + json.dumps(vars(self), ensure_ascii=False)[1:].encode()
         except UnicodeEncodeError as error:
-            raise SettingError(f"a text of the {self.kind} on {self.subject!a} is not UTF-8") from error
+            raise SettingError(f"the {self.kind} on {self.subject!a} contains text that is not valid UTF-8") from error
         if len(rest) > _MAX_LINE // 2:
             raise SettingError(f"the {self.kind} on {self.subject} has {len(rest):,} bytes; the limit is 32 MB")
         return _START + _compute_checksum(rest) + rest + b"\n"

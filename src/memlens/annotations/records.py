@@ -417,7 +417,7 @@ class Annotations:
             if missing:
                 raise SettingError(
                     f"{annotator} has not labeled {len(missing)} memories of the sample, for example {missing[0]}; "
-                    "label memories that have no pattern with an empty label"
+                    "if a memory has no pattern, save a label without patterns"
                 )
             if not labeled:
                 raise SettingError(f"{annotator} has not labeled any memory")
@@ -515,7 +515,7 @@ def _check_pattern(memory: MemoryId, pattern: LabeledPattern, triggers: int) -> 
     if pattern.kind not in KINDS:
         raise SettingError(f"'{pattern.kind}' is not a class of pattern; choose {' or '.join(KINDS)}")
     if len(set(pattern.prefixes)) < GROUNDED:
-        raise SettingError(f'"{pattern.description}" of {memory} has fewer than {GROUNDED} prefixes; select more')
+        raise SettingError(f'"{pattern.description}" of {memory} has fewer than {GROUNDED} prefixes; add prefixes')
     if not all(0 <= rank < triggers for rank in pattern.prefixes):
         raise SettingError(f'"{pattern.description}": the trigger ranks of {memory} are 0 to {triggers - 1}')
 
@@ -528,7 +528,7 @@ def _check_note(note: Note) -> None:
         if not _is_utf8(text):
             raise SettingError(f"the {part} {text!a} of {note.memory} is not UTF-8 text")
     if not all(name.strip() for name in note.lists):
-        raise SettingError(f"a list of {note.memory} has no name; give it one")
+        raise SettingError(f"a list that contains {note.memory} has no name; name the list")
 
 
 def _is_utf8(text: str) -> bool:

@@ -32,7 +32,7 @@ format_option = option(
     "format_",
     type=click.Choice(("json", "csv")),
     metavar="json|csv",
-    help="File format. Default: csv if the file name ends in .csv, else json.",
+    help="File format. Default: csv if the file name ends in .csv, otherwise json.",
 )
 
 
@@ -171,7 +171,7 @@ def _add_exchange(parent: click.Group, task: str, export_help: str) -> None:
     """Add the subcommands that export and import labels or verdicts."""
 
     @verb("export", json=False, parent=parent)
-    @option("--annotator", metavar="NAME", help="Export only the work of this annotator, even if unfinished.")
+    @option("--annotator", metavar="NAME", help="Export only the work of this annotator, finished or not.")
     @format_option
     @option("--file", metavar="FILE", help="File to write. Default: stdout.")
     @force_option

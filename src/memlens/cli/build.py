@@ -70,9 +70,7 @@ _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 @device_option
 @dtype_option
 @threads_option
-@option(
-    "--estimate/--no-estimate", default=True, help="Measure the speed of a scan for about a second. Default: measure."
-)
+@option("--estimate/--no-estimate", default=True, help="Measure the speed of a scan, in about a second. Default: yes.")
 def info(screen: Screen, model: str, device: str, dtype: str, threads: int | None, estimate: bool) -> None:
     """Describe a model, verify that its memories are read correctly, and estimate the cost of a scan."""
     from memlens.models.info import describe
@@ -302,7 +300,7 @@ _EXPLAIN = "Ask a language model for descriptions"
     help="List memories that share triggers, tokens or patterns with this memory.",
 )
 @flag("--shared", panel=_BROWSE, help="List patterns shared by several memories.")
-@flag("--duplicates", panel=_BROWSE, help="List pairs of memories whose triggers are mostly equal.")
+@flag("--duplicates", panel=_BROWSE, help="List pairs of memories that share most of their triggers.")
 @option("--limit", type=int, default=20, panel=_BROWSE, metavar="N", help="Number of rows to list.")
 @location_option()
 @states_option
@@ -314,7 +312,7 @@ _EXPLAIN = "Ask a language model for descriptions"
     default="default",
     panel=_EXPLAIN,
     metavar="NAME",
-    help="Name of the language model on that server.",
+    help="Name of the language model on the server given by --explainer.",
 )
 @option("--memory", multiple=True, panel=_EXPLAIN, metavar="MEMORY", help="Name of a memory to describe. Repeatable.")
 def patterns(

@@ -51,7 +51,7 @@ _MEMORIES = 20  # number of printed memories of a task's circuit
     default="value",
     panel=_PROMPT,
     metavar="value|half",
-    help="Factors of a gated memory that receive its relevance: the up projection (value) or both (half).",
+    help="How to divide the relevance of a gated memory: all to the up product (value), or half to the gate (half).",
 )
 @flag("--heads", panel=_PROMPT, help="Also show which attention heads carry each edge.")
 @option("--svg", type=Path, panel=_PROMPT, metavar="FILE", help="Draw the graph as an SVG file.")
@@ -76,13 +76,13 @@ _MEMORIES = 20  # number of printed memories of a task's circuit
     default="integrated",
     panel=_TASK,
     metavar="NAME",
-    help="Gradient in the score of a memory: integrated, relevance (frozen network) or patching (clean prompt).",
+    help="Gradient in the scores: integrated, in the frozen network (relevance) or at the clean prompt (patching).",
 )
 @option("--steps", type=int, default=10, panel=_TASK, metavar="N", help="Number of steps of integrated gradients.")
 @flag(
     "--refine",
     panel=_TASK,
-    help="Learn a mask over the memories with the largest scores, and rank the kept ones first.",
+    help="Learn a mask over the memories with the largest scores, and rank the memories that it keeps first.",
 )
 @option(
     "--seed",
@@ -97,7 +97,7 @@ _MEMORIES = 20  # number of printed memories of a task's circuit
     "--save",
     type=Path,
     metavar="FILE",
-    help="Save the graph for Neuronpedia. With --pairs, save an intervention for `--file` of trace and experiment.",
+    help="Save the graph for Neuronpedia. With --pairs, save an intervention for `memlens trace --file` instead.",
 )
 @force_option
 @open_model_options

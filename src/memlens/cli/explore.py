@@ -70,7 +70,10 @@ def suggest_memory(index: memlens.Index) -> str:
 @flag("--bottom", help="Show only the triggers with the most negative coefficients.")
 @option("--on", metavar="TEXT", help="Show the coefficient at every token of a text. Loads the model.")
 @flag("--nearest", help="List the memories with the most similar keys and values. Loads the model.")
-@flag("--wires", help="List the memories that its key reads and those that read its value. Loads the model.")
+@flag(
+    "--wires",
+    help="List the tokens and memories that the key reads, and the memories that read the value. Loads the model.",
+)
 @flag("--effect", help="List the tokens whose probability changes most without the memory. Loads the model.")
 @location_option()
 def show(
@@ -438,7 +441,7 @@ _TRIGGERS, _VALUES, _FILTERS = "Matching in triggers", "Matching in values and p
     "--ignore-case/--match-case",
     "-i",
     panel=_TRIGGERS,
-    help="Ignore or match case. Default: match case only if the text has capitals.",
+    help="Ignore or match case. Default: match case only if the text contains capitals.",
 )
 @flag("--substring", panel=_VALUES, help="Also match parts of tokens and words.")
 @flag("--bottom", panel=_VALUES, help="Find memories that demote the token, instead of those that promote it.")
@@ -449,7 +452,7 @@ _TRIGGERS, _VALUES, _FILTERS = "Matching in triggers", "Matching in values and p
     panel=_FILTERS,
     type=click.Choice(_CLASSES),
     metavar="|".join(_CLASSES),
-    help="Kind of patterns that the memory has.",
+    help="Find only memories with this kind of pattern.",
 )
 @option(
     "--agreement",
@@ -656,7 +659,7 @@ _MEASURES = {"prefixes": "trigger prefixes", "endings": "last tokens of triggers
 )
 @option(
     "--alike/--changed",
-    help="List the most similar or the most changed memories first. Default: changed, or alike with --layers.",
+    help="List the most similar or the most changed memories first. Default: --changed, or --alike with --layers.",
 )
 def compare(screen: Screen, index: str, other: str, by: str, top: int, layers: str | None, alike: bool | None) -> None:
     """List the memories that changed most between two indexes, or the most similar memories of two layers."""

@@ -177,7 +177,9 @@ def report(screen: Screen, index: str, out: str | None, assets: str | None, forc
 @option("--out", "-o", required=True, metavar="DIR", help="Folder to write the site to.")
 @option("--layers", metavar="0-5,11", help="Layers to include. Default: all.")
 @option("--top", type=int, default=10, metavar="N", help="Number of top and of bottom triggers per memory.")
-@option("--circuit", multiple=True, metavar="FILE", help="File of `memlens circuit --save` to include. Repeatable.")
+@option(
+    "--circuit", multiple=True, metavar="FILE", help="File written by `memlens circuit --save` to include. Repeatable."
+)
 @force_option
 def site(
     screen: Screen, index: str, out: str, layers: str | None, top: int, circuit: tuple[str, ...], force: bool

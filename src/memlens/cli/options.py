@@ -194,7 +194,7 @@ def open_model_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "--dtype",
         metavar="NAME",
         panel=RUN,
-        help="Data type of the weights. Default: as in the scan of the index, otherwise float32.",
+        help="Data type of the weights. Default: as recorded in the index, or float32 without an index.",
     )
     return location_option("where")(device_option(add_dtype(run)))
 
@@ -208,7 +208,7 @@ def token_options(panel: str | None = None) -> Decorator:
         "--against",
         metavar="TEXT",
         panel=panel,
-        help="Explain the difference of two logits: that of --token minus that of this token.",
+        help="Explain a difference of logits: the logit of --token minus the logit of this token.",
     )
     return lambda function: add_token(add_against(function))
 

@@ -183,11 +183,11 @@ MEASURES = (
     Measure("max", "max coefficient", "the largest coefficient on the corpus"),
     Measure("frequency", "activation frequency", "the share of prefixes with a positive coefficient", percent=True),
     Measure("mean", "mean coefficient", "the mean coefficient over all prefixes of the corpus"),
-    Measure("max_p", "max p of the value", "the probability of the top token", percent=True),
+    Measure("max_p", "max p of the value", "the probability of the value's top token", percent=True),
     Measure(
         "agreement",
         "agreement",
-        "whether the top token is the token after the top trigger",
+        "whether the top token of the value is the token that follows the top trigger",
         kinds=("no next token", "different token", "agrees"),
     ),
     Measure(
@@ -197,7 +197,7 @@ MEASURES = (
         kinds=("no pattern", "shallow only", "semantic only", "both kinds"),
     ),
     Measure("role", "role", "the first role of each memory", kinds=("no role", *ROLES)),
-    Measure("dead", "dead", "whether the memory is ever active on the corpus", kinds=("active", "dead")),
+    Measure("dead", "dead", "whether the memory is active on any prefix of the corpus", kinds=("active", "dead")),
 )
 
 # name -> label; "class" and "role" are offered only if their tables exist

@@ -195,7 +195,7 @@ MODEL_PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 LIVE_PROBLEMS: dict[int | str, dict[str, Any]] = {
     **MODEL_PROBLEMS,
-    429: {"model": Problem, "description": "The model is busy and enough requests are waiting."},
+    429: {"model": Problem, "description": "The model is busy, and no more requests may wait."},
 }
 
 

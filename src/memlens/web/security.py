@@ -127,7 +127,7 @@ def _check_token(request: Request, token: str) -> Response | None:
     bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
     if _is_same(request.cookies.get(cookie, ""), token) or _is_same(bearer, token):
         return None
-    line = "this workbench requires its token; open the complete address that `memlens serve` printed"
+    line = "this workbench requires a token; open the complete address that `memlens serve` printed"
     return _error_response(request, 401, line)
 
 

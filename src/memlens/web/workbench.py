@@ -204,7 +204,7 @@ class Workbench:
         self.kept = KeptPrompts()
         if self._model is not None and self.index.manifest.model.fingerprint != fingerprint:
             self._model = None
-            self._failure = "the index was replaced by one of another model; start `memlens serve` again"
+            self._failure = "the index was replaced by an index of another model; start `memlens serve` again"
         if self._preparing is not None:
             self._start_preparing()
 

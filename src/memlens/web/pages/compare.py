@@ -22,7 +22,7 @@ Pair = Annotated[
 ]
 Order = Annotated[
     Literal["changed", "alike"] | None,
-    Query(description="Pairs to list first. Default: changed, or alike for two layers."),
+    Query(description="Pairs to list first. Default: `changed` for two indexes, `alike` for two layers."),
 ]
 Top = Annotated[int, Query(ge=1, le=200, description="Number of pairs to list.")]
 

@@ -180,7 +180,8 @@ def read_map(
     by: Annotated[str, Query(max_length=30)] = "max",
     room: Annotated[int, Query(ge=1, le=65536, description="Number of cells per layer.")] = 4096,
     sort: Annotated[
-        str, Query(max_length=30, description="The order in a layer: place, level, class, role, likeness.")
+        str,
+        Query(max_length=30, description="Order of the memories in a layer: place, level, class, role or likeness."),
     ] = "place",
 ) -> MemoryMap:
     """Return one statistic of all memories as one byte per cell.

@@ -103,11 +103,11 @@ def read_asked(
     layers: Annotated[str, Query(max_length=100, description="Layers like 0-5,11.")] = "",
     kind: Annotated[
         Literal["", "none", "shallow", "semantic", "both"],
-        Query(alias="class", description="Kind of patterns that the memory has."),
+        Query(alias="class", description="Find only memories with this kind of pattern."),
     ] = "",
     agreement: Annotated[
         Literal["", "yes", "no"],
-        Query(description="Whether the top token of the value is the token after the top trigger."),
+        Query(description="Whether the top token of the value is the token that follows the top trigger."),
     ] = "",
     role: Annotated[
         str, Query(max_length=100, description="Role of the memories, as assigned by `memlens roles`.")
@@ -117,7 +117,7 @@ def read_asked(
     ends: Annotated[bool, Query(description="In triggers: match at the end of a prefix only.")] = False,
     ignore_case: Annotated[
         bool | None,
-        Query(description="In triggers: ignore case. By default, case matters only if the text has capitals."),
+        Query(description="In triggers: ignore case. By default, case matters only if the text contains capitals."),
     ] = None,
     substring: Annotated[bool, Query(description="In values and patterns: match within tokens and words.")] = False,
     bottom: Annotated[bool, Query(description="In values: find memories that demote the token.")] = False,
