@@ -112,7 +112,7 @@ def test_an_error_follows_the_same_sentences_or_does_not_occur(tmp_path: Path, t
     (tmp_path / "a.txt").write_bytes(good.encode() + b"caf\xe9 opened\n" + good.encode())
     corpus = CorpusSettings((str(tmp_path / "a.txt"),), unit="line")
     first, message = outcome(corpus, tokenizer)
-    assert len(first) == 80 and "line 81: not UTF-8 at byte 4" in message
+    assert len(first) == 80 and "line 81 is not valid UTF-8 at byte 4" in message
     tokens = sum(len(row["tokens"]) for row in first)
     for processes in (2, 3):
         assert outcome(corpus, tokenizer, processes=processes) == (first, message)

@@ -86,7 +86,7 @@ def test_a_file_and_a_folder_without_permission(tmp_path: Path, monkeypatch: pyt
     ("name", "data", "parts"),
     [
         *(
-            (f"a{e}", b'"one"\n"caf\xe9"\n', (f"a{e}' line 2", "not UTF-8 at byte 5", "0xe9", "iconv"))
+            (f"a{e}", b'"one"\n"caf\xe9"\n', (f"a{e}' line 2", "not valid UTF-8 at byte 5", "0xe9", "iconv"))
             for e in (".txt", ".jsonl")
         ),
         ("a.txt", "one\ntwo".encode("utf-16-le"), ("a.txt' line 1", "NUL at byte 2", "iconv")),
@@ -109,7 +109,7 @@ def test_binary_data_without_line_ends_is_rejected_at_its_first_nul(tmp_path: Pa
         ('{"text": "x"', ("not JSON", "column 13", "one object or string per line")),
         ("[" * 200_000, ("not JSON",)),
         ("9" * 5000, ("not JSON",)),
-        ("17", ("a JSON number", "not an object or a string")),
+        ("17", ("a JSON number", "not an object or string")),
         ("null", ("a JSON null",)),
         ('["x"]', ("a JSON list",)),
         ('{"txt": "x", "id": 3}', ("no column 'text'", "--column: txt, id")),
@@ -142,7 +142,7 @@ def test_a_parquet_column_that_cannot_be_read(tmp_path: Path, table: pa.Table, p
 
 def test_a_parquet_text_that_is_not_utf8_or_holds_a_nul(tmp_path: Path) -> None:
     offsets = pa.py_buffer(bytes([0, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0]))
-    for data, problem in ((b"xa\xff", "not UTF-8 at byte 2"), (b"xa\0", "NUL at character 2")):
+    for data, problem in ((b"xa\xff", "not valid UTF-8 at byte 2"), (b"xa\0", "NUL at character 2")):
         column = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(data)])
         pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
         has(refusal(tmp_path / "a.parquet"), "a.parquet' record 2", problem)
@@ -198,7 +198,7 @@ def test_an_endless_line_is_rejected_with_its_number_before_it_fills_the_memory(
     process = subprocess.run([sys.executable, "-c", LONG, str(path)], capture_output=True, text=True, check=True)
     message, growth = process.stdout.splitlines()
     place = "record 21" if name.endswith(".parquet") else "line 2"
-    has(message, f"{name}' {place}: longer than 16 million characters", "split it")
+    has(message, f"{name}' {place} is longer than 16 million characters", "split the text")
     assert int(growth) < 250_000  # kilobytes
 
 

@@ -164,7 +164,9 @@ def test_the_bundled_prose_is_text_files_and_the_bundled_articles_are_jsonl_reco
     assert len(prose) == len(train) == len(held_out) == 50 and train == bundled
     assert all(unit.source.partition(":")[0].endswith(".txt") and "/" not in unit.source for unit in prose)
     assert train[0].source == "train.jsonl.gz:1" and held_out[0].source == "held-out.jsonl.gz:1"
-    with pytest.raises(CorpusError, match=r"no bundled text 'bundled:news'; choose bundled:train, bundled:held-out"):
+    with pytest.raises(
+        CorpusError, match=r"no bundled text 'bundled:news'; choose one of bundled:train, bundled:held-out"
+    ):
         next(read_passages(CorpusSettings(("bundled:news",))))
 
 

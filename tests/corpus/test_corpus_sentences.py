@@ -120,7 +120,7 @@ def test_a_cut_sentence_has_the_first_tokens_and_the_text_they_cover(text: str, 
     assert text.startswith(sentence.text) and len(sentence.text) == sentence.ends[-1]
 
 
-@pytest.mark.parametrize(("options", "words"), [((0, None), "max length is 0"), ((7, 8), "use block:7 or less")])
+@pytest.mark.parametrize(("options", "words"), [((0, None), "max_length is 0"), ((7, 8), "use block:7 or less")])
 def test_a_length_below_one_and_blocks_beyond_the_context_are_rejected_before_anything_is_read(options, words) -> None:
     with pytest.raises(SettingError, match=words):
         tokenize_units([], encode_words, max_length=options[0], block=options[1])

@@ -96,7 +96,7 @@ def test_a_bad_line_is_the_same_line_and_nothing_is_left(scans: Scans, texts: Pa
     bad.write_bytes((texts / "a.txt").read_bytes() + b"\ncaf\xe9\n" + (texts / "a.txt").read_bytes())
     said = set()
     for processes in (1, 2):
-        with pytest.raises(CorpusError, match=r"line 1502: not UTF-8 at byte 4 of the line \(0xe9\)") as refused:
+        with pytest.raises(CorpusError, match=r"line 1502 is not valid UTF-8 at byte 4 \(0xe9\)") as refused:
             build_index(
                 scans.model, CorpusSettings((str(bad),)), ScanSettings(threads=1), tmp_path / "index",
                 text_processes=processes,

@@ -1,12 +1,12 @@
 """Cuts passages into sentences and tokenizes them, chunk by chunk, in this process or in several.
 
 1. This process reads passages in order and packs them into chunks.
-2. A chunk becomes an EncodedChunk, in this process or on a pool. Few chunks are in memory at a time.
-3. Chunks come back in reading order and are cut at `max_tokens`.
+2. Each chunk is turned into an EncodedChunk, in this process or on a process pool. Few chunks are in memory at a time.
+3. The encoded chunks are yielded in reading order, up to `max_tokens` tokens in total.
 
-Reading takes a hundredth of the time, so it stays in one process. If reading fails, the error is raised after the
-chunks that were read before, so that it occurs at the same place for any number of processes. A short text is encoded
-in this process, because starting another process takes as long as encoding a megabyte.
+Reading takes about 1% of the time, so it stays in one process. If reading fails, the error is raised after all earlier
+chunks have been yielded, so it occurs at the same place for any number of processes. A short text is encoded in this
+process, because starting another process takes as long as encoding a megabyte.
 """
 
 from array import array
@@ -35,10 +35,10 @@ ROWS = pa.schema(
         ("cut", pa.int32()),
     ]
 )
-MOST_PROCESSES = 16  # more processes would wait for this process to read and write
-_FIRST, _CHUNK = 1 << 14, 1 << 18  # characters of the first chunk and of later chunks, which double up to this size
-_LONG, _LONG_TOKENS = 1 << 22, 1 << 20  # minimum characters and tokens of a text for which processes are started
-_PASSAGE = 64  # characters to add to the size of each passage for the name of its source
+MOST_PROCESSES = 16  # more processes would only wait for this one, which reads and writes
+_FIRST, _CHUNK = 1 << 14, 1 << 18  # characters in the first chunk; later chunks double in size up to _CHUNK
+_LONG, _LONG_TOKENS = 1 << 22, 1 << 20  # processes start only for a corpus of at least this size and token limit
+_PASSAGE = 64  # characters added to the size of each passage for the name of its source
 
 
 class Encoder(Protocol):
@@ -49,15 +49,15 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class EncodedChunk:
-    """Sentences without ids."""
+    """Encoded sentences, which have no ids yet."""
 
-    rows: pa.RecordBatch  # columns as in ROWS; see Sentence
+    rows: pa.RecordBatch  # with the columns of ROWS, which Sentence explains
     read: int  # bytes of the UTF-8 text that the sentences were cut from
 
 
 @dataclass(frozen=True)
 class ChunkEncoder:
-    """Turns passages into tokens."""
+    """Cuts passages into sentences and tokenizes them."""
 
     corpus: CorpusSettings
     tokenizer: Encoder
@@ -107,12 +107,14 @@ def encode_corpus(
     """Return the sentences of a corpus in reading order. Units without tokens are skipped.
 
     Args:
-        corpus: Sources and units.
+        corpus: The sources of the corpus and its unit of text.
         tokenizer: The tokenizer.
         max_length: Maximum number of tokens of a sentence (the context without BOS). Longer sentences are cut.
-        max_tokens: Stop after the sentence that reaches this total number of tokens. That sentence is not cut.
-        processes: Processes that cut and tokenize. The result does not depend on their number.
-        check_stop: Called several times per second while this process waits for others; may raise.
+        max_tokens: Stop after the sentence with which the total number of tokens reaches this limit. That sentence is
+            not cut. None for no limit.
+        processes: Number of processes that cut and tokenize the text. It does not affect the result.
+        check_stop: Called several times per second while this process waits for other processes. It may raise an
+            exception to stop.
     """
     check_lengths(max_length, corpus.block)
     return _up_to(_encode(ChunkEncoder(corpus, tokenizer, max_length), max_tokens, processes, check_stop), max_tokens)
@@ -153,7 +155,7 @@ def _encode(
 
 
 class _Reader:
-    """Packs passages into chunks. If reading fails, the chunks end and `error` is set."""
+    """Packs passages into chunks. If reading fails, `chunks` ends early and stores the exception in `error`."""
 
     def __init__(self, corpus: CorpusSettings) -> None:
         self.corpus = corpus

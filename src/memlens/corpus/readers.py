@@ -8,8 +8,9 @@ Lines: a line ends at a line feed, a carriage return or both. Form feeds and U+2
 at the start of a file is dropped. Text that is not UTF-8, contains a NUL, or has a line longer than LINE_LIMIT raises
 CorpusError.
 
-Passages: a line of .txt, or the whole file if the unit is a document; a record of .jsonl; a row of .parquet or of a
-dataset. Null and blank texts are skipped. Record numbers start at 1 and count blank lines, as in an editor.
+Passages: a passage is a line of a .txt file (or the whole file if the unit is a document), a record of a .jsonl file,
+or a row of a .parquet file or of a dataset. Null and blank texts are skipped. Records are numbered from 1, and blank
+lines count, as in an editor.
 """
 
 import gzip
@@ -51,7 +52,7 @@ class SourceFile:
 
     @property
     def label(self) -> str:
-        """The path for an error message."""
+        """The path as shown in error messages."""
         return printable(str(self.path))
 
 
@@ -79,11 +80,11 @@ def list_files(source: str) -> Iterator[SourceFile]:
 
 
 def _bundled_text(source: str) -> Path:
-    """Return the path of a bundled text. `bundled` means `bundled:train`."""
+    """Return the path of a bundled text. The name `bundled` is short for `bundled:train`."""
     name = source.partition(":")[2] or "train"
     if name not in _BUNDLED_TEXTS:
         choices = ", ".join(f"{BUNDLED}:{name}" for name in _BUNDLED_TEXTS)
-        raise CorpusError(f"there is no bundled text '{printable(source)}'; choose {choices}")
+        raise CorpusError(f"there is no bundled text '{printable(source)}'; choose one of {choices}")
     return Path(str(files("memlens"))) / BUNDLED / _BUNDLED_TEXTS[name]
 
 
@@ -94,7 +95,9 @@ def _list_folder(root: Path) -> Iterator[SourceFile]:
             is_empty = False
             yield file
     if is_empty:
-        raise CorpusError(f"folder '{printable(str(root))}' has no file that memlens can read; it reads {_READABLE}")
+        raise CorpusError(
+            f"folder '{printable(str(root))}' has no file that memlens can read; supported types are {_READABLE}"
+        )
 
 
 def _walk(folder: Path, prefix: str, ancestors: tuple[Path, ...]) -> Iterator[tuple[Path, str]]:
@@ -110,7 +113,7 @@ def _walk(folder: Path, prefix: str, ancestors: tuple[Path, ...]) -> Iterator[tu
 
 
 def _source_file(path: Path, name: str) -> SourceFile | None:
-    """Return the file with its type, or None if its ending is unknown."""
+    """Return a file with its type and compression, or None if its type is not supported."""
     ending = path.name.lower()
     compression = next((suffix for suffix in COMPRESSIONS if ending.endswith(suffix)), "")
     kind = next((suffix for suffix in KINDS if ending.removesuffix(compression).endswith(suffix)), None)
@@ -170,7 +173,7 @@ def read_chunks(file: SourceFile, stream: ByteStream) -> Iterator[bytes]:
 
 
 def read_lines(file: SourceFile, *, blank: bool = True) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file with their numbers, from 1. Empty lines are left out if `blank` is False."""
+    """Yield (number, line) for each line of a file, counted from 1. Empty lines are left out if `blank` is False."""
     with open_bytes(file) as stream:
         for number, raw in _split_lines(_without_mark(read_chunks(file, stream)), blank=blank):
             if len(raw) > LINE_LIMIT:
@@ -180,7 +183,7 @@ def read_lines(file: SourceFile, *, blank: bool = True) -> Iterator[tuple[int, s
 
 def too_long(place: str) -> CorpusError:
     return CorpusError(
-        f"{place}: longer than {LINE_LIMIT >> 20} million characters, the limit for one text; split it into several"
+        f"{place} is longer than {LINE_LIMIT >> 20} million characters, the limit for one text; split the text"
     )
 
 
@@ -195,9 +198,10 @@ def _without_mark(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _split_lines(chunks: Iterator[bytes], *, blank: bool = True) -> Iterator[tuple[int, bytes]]:
-    """Yield lines with their numbers, from 1.
+    """Yield (number, line) for each line, counted from 1.
 
-    If `blank` is False, a chunk of empty lines is skipped without splitting it: a small .gz file can have millions.
+    If `blank` is False, a chunk of empty lines is skipped without splitting it, because a small .gz file can contain
+    millions of them.
     """
     pending: list[bytes] = []  # the pieces of a line that began in an earlier chunk
     number, size = 1, 0
@@ -231,14 +235,14 @@ def _split_lines(chunks: Iterator[bytes], *, blank: bool = True) -> Iterator[tup
 def _decode(file: SourceFile, number: int, raw: bytes) -> str:
     if b"\0" in raw:
         raise CorpusError(
-            f"'{file.label}' line {number}: NUL at byte {raw.index(0) + 1} of the line; "
+            f"'{file.label}' line {number} contains a NUL at byte {raw.index(0) + 1}; "
             "remove it, or convert a UTF-16 file with iconv -t UTF-8"
         )
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as problem:
         raise CorpusError(
-            f"'{file.label}' line {number}: not UTF-8 at byte {problem.start + 1} of the line "
+            f"'{file.label}' line {number} is not valid UTF-8 at byte {problem.start + 1} "
             f"(0x{raw[problem.start]:02x}); convert the file with iconv -t UTF-8"
         ) from None
 
@@ -250,7 +254,7 @@ _ROWS = 256  # maximum rows of a .parquet file in memory; fewer if texts are lon
 
 @dataclass(frozen=True)
 class Passage:
-    """A paragraph or document and its place, such as `file.txt:12`, relative to the source folder."""
+    """A paragraph or a document, and its location relative to the source folder, such as `file.txt:12`."""
 
     text: str
     source: str
@@ -264,7 +268,7 @@ def read_paragraphs(file: SourceFile) -> Iterator[Passage]:
 
 
 def read_whole(file: SourceFile) -> Iterator[Passage]:
-    """Yield a .txt file as one document. Raises CorpusError beyond DOCUMENT_LIMIT."""
+    """Yield a .txt file as one document. Raises CorpusError if it is longer than DOCUMENT_LIMIT."""
     lines: list[str] = []
     size = 0
     for _, line in read_lines(file):
@@ -280,7 +284,7 @@ def read_whole(file: SourceFile) -> Iterator[Passage]:
 
 
 def read_for_blocks(file: SourceFile) -> Iterator[Passage]:
-    """Yield a .txt file as one document, or a long one as several that end at a line end."""
+    """Yield a .txt file as one document, or as several documents, split at line ends, if it is long."""
     lines: list[str] = []
     first, size = 1, 0
     for number, line in read_lines(file):
@@ -298,7 +302,7 @@ def _joined_lines(file: SourceFile, first: int, lines: list[str]) -> Iterator[Pa
 
 
 def read_jsonl(file: SourceFile, column: str) -> Iterator[Passage]:
-    """Yield the texts of a .jsonl file. A line is a JSON object with the column, or a JSON string."""
+    """Yield the texts of a .jsonl file. Each line is a JSON object that contains the column, or a JSON string."""
     for number, line in read_lines(file, blank=False):
         if not line.strip():
             continue
@@ -307,10 +311,10 @@ def read_jsonl(file: SourceFile, column: str) -> Iterator[Passage]:
             record = json.loads(line)
         except (ValueError, RecursionError) as problem:
             reason = f"{problem.msg} at column {problem.colno}" if isinstance(problem, JSONDecodeError) else problem
-            raise CorpusError(f"{place}: not JSON ({reason}); write one object or string per line") from None
+            raise CorpusError(f"{place} is not JSON ({reason}); write one object or string per line") from None
         if not isinstance(record, dict | str):
             raise CorpusError(
-                f"{place}: a JSON {_json_name(record)}, not an object or a string; write one object or string per line"
+                f"{place} is a JSON {_json_name(record)}, not an object or string; write one object or string per line"
             )
         value = record if isinstance(record, str) else pick_column(record, column, place)
         if text := check_text(value, column, place):
@@ -318,7 +322,7 @@ def read_jsonl(file: SourceFile, column: str) -> Iterator[Passage]:
 
 
 def read_parquet(file: SourceFile, column: str) -> Iterator[Passage]:
-    """Yield the rows of a .parquet file. Only one column is read, a few rows at a time."""
+    """Yield the texts of a .parquet file. Only one column is read, a few rows at a time."""
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
@@ -343,7 +347,7 @@ def read_parquet(file: SourceFile, column: str) -> Iterator[Passage]:
 
 
 def _rows_at_once(table: Any, column: str) -> int:
-    """Return the number of rows to read at once: fewer if the texts of a row group are long."""
+    """Return the number of rows to read at once, which is smaller if the texts of a row group are long."""
     rows = _ROWS
     for number in range(table.metadata.num_row_groups):
         group = table.metadata.row_group(number)
@@ -355,7 +359,7 @@ def _rows_at_once(table: Any, column: str) -> int:
 
 @contextmanager
 def _seekable(file: SourceFile) -> Iterator[IO[bytes]]:
-    """Open a .parquet file that can be read from its footer. A compressed file is decompressed to a temporary one."""
+    """Open a .parquet file with random access. A compressed file is first decompressed to a temporary file."""
     if not file.compression:
         with open_raw(file) as raw:
             yield raw
@@ -385,11 +389,11 @@ def _as_text(scalar: Any, place: str) -> object:
     try:
         return scalar.as_py()
     except UnicodeDecodeError as problem:
-        raise CorpusError(f"{place}: not UTF-8 at byte {problem.start + 1} of the text; write it as UTF-8") from None
+        raise CorpusError(f"{place} is not valid UTF-8 at byte {problem.start + 1}; store the text as UTF-8") from None
 
 
 def pick_column(record: dict[str, Any], column: str, place: str) -> object:
-    """Return the value of the column. Raises CorpusError, with the columns of the record, if it is missing."""
+    """Return the record's value in this column. Raises a CorpusError that lists all columns if it is missing."""
     if column not in record:
         columns = printable(", ".join(map(str, record)))[:200] or "none"
         raise CorpusError(f"{place}: no column '{column}'; choose one of its columns with --column: {columns}")
@@ -406,13 +410,13 @@ def check_text(value: object, column: str, place: str) -> str:
     if len(value) > LINE_LIMIT:
         raise too_long(place)
     if "\0" in value:
-        raise CorpusError(f"{place}: NUL at character {value.index(chr(0)) + 1} of the text; remove it")
+        raise CorpusError(f"{place} contains a NUL at character {value.index(chr(0)) + 1} of the text; remove it")
     try:
         value.encode()
     except UnicodeEncodeError as problem:
         code = f"U+{ord(value[problem.start]):04X}"
         raise CorpusError(
-            f"{place}: unpaired surrogate ({code}) at character {problem.start + 1} of the text; remove it"
+            f"{place} contains an unpaired surrogate ({code}) at character {problem.start + 1} of the text; remove it"
         ) from None
     return value.strip()
 
@@ -423,7 +427,7 @@ def _json_name(value: object) -> str:
 
 
 def read_hub(spec: HubSpec, column: str) -> Iterator[Passage]:
-    """Yield the records of a dataset's split."""
+    """Yield the texts of a split of a Hub dataset."""
     datasets = _import_datasets(spec)
     try:
         records = iter(datasets.load_dataset(spec.name, spec.config, split=spec.split, streaming=True))
@@ -444,7 +448,7 @@ def read_hub(spec: HubSpec, column: str) -> Iterator[Passage]:
 
 
 def hub_fingerprint(spec: HubSpec) -> str:
-    """Return a string that changes with the dataset: the Hub's commit, or the package's hash of local files."""
+    """Return a string that changes if the dataset changes: the Hub's commit, or the package's hash of local files."""
     datasets = _import_datasets(spec)
     try:
         builder = datasets.load_dataset_builder(spec.name, spec.config)
@@ -463,6 +467,6 @@ def _import_datasets(spec: HubSpec) -> ModuleType:
 def _hub_error(spec: HubSpec, problem: Exception, place: str = "") -> CorpusError:
     reason = printable(str(problem).strip().split("\n")[0])[:300]
     message = f"corpus '{spec}'{place} cannot be read: {type(problem).__name__}: {reason}"
-    is_cache_error = isinstance(problem, OSError) and problem.filename is not None  # the cache of `datasets`
+    is_cache_error = isinstance(problem, OSError) and problem.filename is not None  # in the cache of `datasets`
     advice = "set HF_HOME to a writable folder" if is_cache_error else "check name, config, split and network"
     return CorpusError(f"{message}; {advice}")

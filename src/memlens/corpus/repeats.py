@@ -1,10 +1,11 @@
-"""Finds the prefixes of each sentence with which an earlier sentence begins.
+"""Finds the prefixes of each sentence that an earlier sentence also begins with.
 
 1. DuckDB sorts the sentences by their tokens and then by id, on disk if they do not fit in memory.
 2. One pass over the sorted sentences computes how many tokens neighbors share.
 3. A stack turns this into the longest prefix that each sentence shares with any earlier one.
 
-Tokens are compared as bytes. This is not their numeric order, but sentences with a common prefix are still neighbors.
+Tokens are compared as bytes. The order of bytes is not the numeric order, but sentences with a common prefix are still
+neighbors.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +24,7 @@ from memlens.files import open_database
 
 Ints = NDArray[np.int64]
 _MEMORY = "256MB"  # beyond this, DuckDB sorts on disk
-_ROWS = 1 << 15  # sorted sentences to read at once
+_ROWS = 1 << 15  # number of sorted sentences to read at once
 
 
 def split_sentences(tokens: bytes, lengths: Ints) -> list[bytes]:
@@ -49,7 +50,7 @@ def find_repeats(
         count: Number of sentences; ids are 0 to count - 1.
         folder: Place for temporary files.
         dedup: "prefix" or "sentence".
-        check_stop: Called frequently; may raise.
+        check_stop: Called frequently. It may raise an exception to stop.
 
     Raises:
         FilesError: The sort failed, for example because the disk is full.
@@ -90,7 +91,8 @@ def _shared_lengths(database: duckdb.DuckDBPyConnection, check_stop: Callable[[]
 def _shared_with_previous(tokens: NDArray[np.int32], lengths: Ints) -> Ints:
     """Return the length of the prefix that each sentence shares with the previous sentence.
 
-    All pairs that still agree are compared at one position at a time. When few are left, they are compared one by one.
+    All pairs of neighbors that agree so far are compared at one position at a time. When few pairs are left, each pair
+    is compared on its own.
     """
     shared = np.zeros(len(lengths), np.int64)
     begins = np.cumsum(lengths) - lengths
@@ -116,9 +118,9 @@ def _longest_shared(batches: Iterable[Ints]) -> Iterator[tuple[list[int], list[i
     longest shared prefix is therefore shared with the nearest sentence of lower id to the left or to the right.
 
     The stack holds sentences in ascending order of id. Each has a link: the number of tokens that it shares with the
-    sentence below it. Links ascend as well. If a new sentence shares no more tokens with the top than the top's link,
-    it shares as many with the sentence below, which has a lower id. The same holds for all sentences after the new one,
-    so the top is finished.
+    sentence below it. Links ascend as well. If a new sentence shares no more tokens with the top sentence than the
+    top's link, it shares the same number of tokens with the sentence below the top, which has a lower id. The same
+    holds for all sentences after the new one, so the top is finished.
     """
     ids, links = [-1], [-1]  # a sentinel, so that the stack is never empty
     for batch in batches:

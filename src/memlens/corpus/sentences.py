@@ -6,9 +6,9 @@
     block:N    documents cut into N tokens each
 
 Units are stripped of surrounding whitespace, and blank units are skipped. A Sentence is the text that the model reads
-at once: a sentence, line, document or block. Its id depends only on the corpus and its settings. Batches depend only on
-their sentences, so a scan gives the same bytes on every machine. Padding is token 0 on the right, where earlier
-positions of a causal model cannot attend to it.
+at once: a sentence, line, document or block. The id of a sentence depends only on the corpus and the corpus settings.
+Batches depend only on their sentences, so a scan gives the same bytes on every machine. Rows are padded on the right
+with token 0. In a causal model, earlier positions cannot attend to it.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ from memlens.settings import CorpusSettings, HubSpec, is_hub_source
 
 _LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines would also cut at form feeds and U+2028
 _WIDE_SPACE = re.compile(r"[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")  # spaces of more than one byte
-_PIECE = 1 << 18  # characters to encode at once; tokens and their ends use about 300 bytes per character
+_PIECE = 1 << 18  # characters to encode at once; tokens and offsets use about 300 bytes per character
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,10 @@ class TextUnit:
 
 
 def read_passages(settings: CorpusSettings) -> Iterator[Passage]:
-    """Yield every passage in reading order: sources as listed, folders sorted. One chunk of a file is in memory."""
+    """Yield every passage in reading order: sources as listed, folders sorted.
+
+    Only one chunk of a file is in memory.
+    """
     for source in settings.sources:
         if is_hub_source(source):
             yield from read_hub(HubSpec.parse(source), settings.column)
@@ -79,7 +82,7 @@ def read_units(settings: CorpusSettings) -> Iterator[TextUnit]:
 
 
 def cut_units(passages: Iterable[Passage], settings: CorpusSettings) -> Iterator[TextUnit]:
-    """Yield the units of passages. The units of a passage depend only on that passage."""
+    """Yield the units that passages are cut into. The units of a passage depend only on that passage."""
     if settings.unit == "document" or settings.block:
         for passage in passages:
             yield TextUnit(passage.text, passage.source)
@@ -92,7 +95,7 @@ def cut_units(passages: Iterable[Passage], settings: CorpusSettings) -> Iterator
 
 
 def cut_sentences(line: str, language: str) -> Iterator[str]:
-    """Yield the sentences of a line. Joined, they are the line.
+    """Yield the sentences of a line. Joined together, they give the line unchanged.
 
     sentencex 1.0 panics at a wide space between a capital letter and a full stop. Wide spaces are therefore replaced by
     plain ones, and the original line is cut at the lengths that sentencex returns.
@@ -107,7 +110,7 @@ def cut_sentences(line: str, language: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Sentence:
-    """A text that the model reads at once.
+    """A text that the model reads at once: a sentence, line, document or block.
 
     text    the unit, or the part of it that the tokens cover if tokens were dropped or the unit was cut into blocks
     ends    the offset in `text` at which each token ends, in ascending order
@@ -133,10 +136,11 @@ def tokenize_units(
     """Return sentences with ids 0, 1, 2 … in reading order. Units without tokens are skipped and get no id.
 
     Args:
-        units: The units.
-        encode: The tokenizer.
+        units: The units to tokenize.
+        encode: Function that tokenizes a list of texts.
         max_length: Maximum number of tokens of a sentence (the context without BOS). Longer sentences are cut.
-        block: Cut every unit into consecutive blocks of this number of tokens. The last one may be shorter.
+        block: Number of tokens per block, if units are cut into consecutive blocks. The last block of a unit may be
+            shorter.
         batch: Maximum number of units to encode at once.
     """
     check_lengths(max_length, block)
@@ -144,9 +148,9 @@ def tokenize_units(
 
 
 def check_lengths(max_length: int | None, block: int | None) -> None:
-    """Raise SettingError for a maximum length below 1, or a block that is longer than the maximum length."""
+    """Raise SettingError if the maximum length is below 1 or a block is longer than the maximum length."""
     if max_length is not None and max_length < 1:
-        raise SettingError(f"max length is {max_length}; it must be at least 1")
+        raise SettingError(f"max_length is {max_length}; it must be 1 or more")
     if block and max_length and block > max_length:
         raise SettingError(
             f"--unit is block:{block}, but the model reads at most {max_length} tokens; use block:{max_length} or less"
@@ -177,20 +181,20 @@ def _parts(
 def _encode_long(text: str, encode: Callable[[Sequence[str]], Sequence[EncodedText]]) -> Iterator[EncodedText]:
     """Yield the tokens of a long text piece by piece.
 
-    A piece begins at white space, where tokenizers also cut, or anywhere if there is none.
+    A piece begins at a space, where tokenizers also cut, or at any character if there is no space nearby.
     """
     begin = 0
     while begin < len(text):
         end = begin + _PIECE
         if end < len(text) and (space := text.rfind(" ", begin + _PIECE // 2, end + 1)) > 0:
-            end = begin + (len(text[begin:space].rstrip()) or _PIECE)  # before a run of white space
+            end = begin + (len(text[begin:space].rstrip()) or _PIECE)  # the end of the word before the space
         encoded = encode([text[begin:end]])[0]
         yield EncodedText(encoded.ids, [begin + offset for offset in encoded.ends])
         begin = end
 
 
 def _groups(units: Iterable[TextUnit], batch: int) -> Iterator[list[TextUnit]]:
-    """Yield units that are encoded together: `batch` of them, or fewer if they are long."""
+    """Yield groups of units to encode together. A group has `batch` units, or fewer if the units are long."""
     group: list[TextUnit] = []
     characters = 0
     for unit in units:
@@ -219,10 +223,12 @@ def _cut_to_length(unit: TextUnit, pieces: Iterable[EncodedText], max_length: in
 
 
 def _cut_blocks(unit: TextUnit, pieces: Iterable[EncodedText], block: int) -> Iterator[_Part]:
-    """Yield consecutive blocks of tokens. Their joined texts are the text of the unit, and no token is lost.
+    """Yield consecutive blocks of tokens.
 
-    If a block ends inside a character, as byte tokens can, the character belongs to that block. The remaining tokens of
-    the character are in the next block and end at offset 0 of its text.
+    The joined texts of the blocks are the text of the unit, and no token is lost.
+
+    If tokens are bytes, a block can end inside a character. The character's text then belongs to that block. The
+    remaining tokens of the character are in the next block and end at offset 0 of that block's text.
     """
     begin = 0
     ids: list[int] = []  # tokens of incomplete blocks; the last block gets the rest of the text
@@ -273,20 +279,20 @@ def _digest(file: SourceFile) -> str:
 
 @dataclass(frozen=True, eq=False)
 class ScanSentence:
-    """A stored sentence. Prefixes shorter than `fresh_from + 1` tokens occurred before."""
+    """A sentence read from the store. Its prefixes of up to `fresh_from` tokens occurred in earlier sentences."""
 
     id: int
     tokens: np.ndarray  # int64
     fresh_from: int = 0
 
 
-_SMALLEST = 8  # a batch may end early if it has at least an eighth of its maximum places
-_LEAST_FILL = 0.96  # share of places with tokens; a batch ends early instead of falling below
+_SMALLEST = 8  # a batch may be closed early if it fills at least 1/8 of its maximum places
+_LEAST_FILL = 0.96  # minimum share of places with tokens; a batch is closed before it falls below this share
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """A rectangle of tokens for one forward pass, one sentence per row."""
+    """The tokens of one forward pass, padded to a rectangle with one sentence per row."""
 
     tokens: np.ndarray  # int64 [batch, pos]; BOS if the model is fed one, then the sentence, then zeros
     sentences: np.ndarray  # int64 [batch]; ids of the sentences
@@ -294,10 +300,10 @@ class Batch:
 
 
 def cut_batches(sentences: Sequence[tuple[int, np.ndarray]], batch_tokens: int, bos: int | None) -> list[Batch]:
-    """Put every sentence (id, tokens) into one batch, longest first, then by id.
+    """Divide sentences (id, tokens) into batches. Longer sentences come first, then lower ids.
 
-    A batch has at most `batch_tokens` places including padding and BOS, and at least one sentence. A batch that is
-    large enough for a forward pass ends earlier if the next sentence would need too much padding.
+    A batch has at most `batch_tokens` places, including padding and BOS, but always at least one sentence. A batch that
+    is large enough for a forward pass is closed early if the next sentence would need too much padding.
     """
     ordered = sorted(sentences, key=lambda sentence: (-len(sentence[1]), sentence[0]))
     widths = [len(tokens) + (bos is not None) for _, tokens in ordered]  # descending
@@ -311,7 +317,7 @@ def cut_batches(sentences: Sequence[tuple[int, np.ndarray]], batch_tokens: int, 
 
 
 def _count_rows(widths: Sequence[int], first: int, batch_tokens: int) -> int:
-    """Return the number of sentences of the batch that starts at `first`."""
+    """Return the number of sentences in the batch that starts with sentence number `first`."""
     width = widths[first]
     filled = width
     rows = 1

@@ -7,8 +7,8 @@
     corpus.json          counts and checksums; written last, so the text is complete if this file exists
     batches.npz          number of batches in each window, computed from the other files
 
-A window is `settings.WINDOW` sentences that are cut into batches together. The flat arrays are memory-mapped, so memory
-does not grow with the corpus.
+A window is a run of `settings.WINDOW` sentences, which are cut into batches together. The flat arrays are
+memory-mapped, so memory does not grow with the corpus.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -118,7 +118,10 @@ class CorpusStore:
     def batches(
         self, count: Callable[[int, list[ScanSentence]], int], check_stop: Callable[[], None]
     ) -> NDArray[np.int32]:
-        """Return the number of batches in each window. `count(number, sentences)` is called once per window."""
+        """Return the number of batches in each window.
+
+        If the numbers are not stored yet, `count(window number, sentences)` is called once per window.
+        """
         path = self.folder / BATCHES
         if path.is_file():
             return read_batches(path)
@@ -131,7 +134,7 @@ class CorpusStore:
         return counts
 
     def next_tokens(self, sentences: NDArray[np.int64], positions: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return the token after each prefix, -1 at the end of a sentence."""
+        """Return the token that follows each prefix, or -1 if the prefix is the whole sentence."""
         places = self.offsets[sentences] + positions + 1
         is_end = places >= self.offsets[sentences + 1]
         return np.where(is_end, -1, self.tokens[np.where(is_end, 0, places)]).astype(np.int64)
@@ -142,7 +145,7 @@ def read_batches(path: Path) -> NDArray[np.int32]:
     try:
         with np.load(path, allow_pickle=False) as saved:
             batches: NDArray[np.int32] = saved["batches"]
-    except Exception as error:  # a damaged archive fails in many ways
+    except Exception as error:  # a damaged archive can raise many types of exceptions
         raise IndexFolderError(f"{path} is damaged; remove this file and run the command again") from error
     return batches
 
@@ -180,17 +183,17 @@ def store_corpus(
 
     Args:
         folder: Folder to write to. Files that an interrupted call left there are replaced.
-        corpus: Sources and units.
+        corpus: The sources of the corpus and its unit of text.
         tokenizer: The tokenizer.
-        stamps: Stamps of the files at the time of the corpus fingerprint.
+        stamps: Stamps of the files, taken when the corpus was fingerprinted.
         vocabulary: Number of tokens in the model's vocabulary.
         model_name: Name of the model for error messages.
         max_length: Maximum number of tokens of a sentence.
         max_tokens: Maximum number of tokens in total.
         dedup: "prefix", "sentence" or "none" (see `find_repeats`).
         processes: Number of processes that tokenize.
-        on_bytes: Called with the number of bytes read so far; may raise.
-        check_stop: Called several times per second; may raise.
+        on_bytes: Called with the number of bytes read so far. It may raise an exception to stop.
+        check_stop: Called several times per second. It may raise an exception to stop.
 
     Raises:
         CorpusError: The corpus has no text, or a file changed while it was being read.
@@ -244,7 +247,7 @@ def write_corpus(
 def _write_sentences(
     folder: Path, chunks: Iterable[EncodedChunk], dedup: str, on_more: Callable[[int], None]
 ) -> tuple[dict[str, Any], FileFacts]:
-    """Write every file except corpus.json. Returns the counts, and the facts of corpus.parquet."""
+    """Write every file except corpus.json. Returns the counts, and the size and checksum of corpus.parquet."""
     counts = {"sentences": 0, "tokens": 0, "cut_sentences": 0, "cut_tokens": 0}
     with (
         replacing(folder / CORPUS) as corpus_path,
@@ -285,7 +288,7 @@ def _write_sentences(
 
 
 def _windows(chunks: Iterable[EncodedChunk], on_more: Callable[[int], None]) -> Iterator[pa.Table]:
-    """Yield the rows of chunks in tables of WINDOW rows."""
+    """Yield the rows of all chunks, regrouped into tables of WINDOW rows."""
     rows = ROWS.empty_table()
     for chunk in chunks:
         rows = pa.concat_tables([rows, pa.Table.from_batches([chunk.rows])])
@@ -298,7 +301,7 @@ def _windows(chunks: Iterable[EncodedChunk], on_more: Callable[[int], None]) -> 
 
 
 def _read_back(folder: Path, count: int) -> Iterator[tuple[NDArray[np.int64], list[bytes]]]:
-    """Yield ids and tokens of the sentences in the temporary files, one window at a time."""
+    """Yield the ids and tokens of the sentences in the temporary files, one window at a time."""
     with (folder / f"{OFFSETS}.part").open("rb") as offsets, (folder / f"{TOKENS}.part").open("rb") as tokens:
         end = np.frombuffer(offsets.read(8), np.int64)
         for first in range(0, count, WINDOW):
