@@ -1,1 +1,1 @@
-"""The scan: one pass of the model over a corpus that keeps the exact top triggers of every memory."""
+"""The scan: run the model over a corpus once and find the exact top triggers of every memory."""

@@ -1,24 +1,26 @@
 """Compiled loops of a scan.
 
 A block holds the coefficients of one group of memories in one batch: float32 [rows, memories], in C order. `Candidates`
-lists its rows that are candidate prefixes, by sentence and position. `add_block_` adds some columns of a block to the
-state of a layer, in tiles of COLUMNS columns and groups of up to SENTENCES sentences:
+lists the rows of a block that are candidate prefixes, sorted by sentence and position. `add_block_` adds a range of
+columns of a block to the state of a layer, in tiles of COLUMNS columns and groups of up to SENTENCES sentences:
 
-1. Read each sentence without branches: maximum, minimum, sum and number of positive coefficients of each memory
-   (`_scan_sentence_`). This is limited by memory bandwidth.
-2. For gated memories, read the sentence again while it is in the cache: maximum and number of coefficients in each sign
-   quadrant. The few prefixes that reach a list are inserted (`_scan_quadrants_`).
+1. Read each sentence without branches, and compute the maximum, the minimum, the sum and the number of positive
+   coefficients of each memory (`_scan_sentence_`). The speed of this step is limited by memory bandwidth.
+2. For gated memories, read the sentence again while it is in the cache, and compute the maximum and the number of
+   coefficients in each sign quadrant. Insert the few prefixes that qualify for a list (`_scan_quadrants_`).
 3. After each group of sentences, compare the extremes of each memory with the last entry of its list of triggers. Only
-   memories that reach it are read again (`_update_lists_`).
+   memories with an extreme that qualifies are read again (`_update_lists_`).
 4. After each tile, add sums, extremes and counts to the totals of the layer (`add_sums_`).
 5. Add the prefixes of a random sample to the histograms and to the example prefixes (`sample_block_`).
 
-Lists have a total order: higher score, then lower sentence, then lower position. Sums are whole numbers, and the sample
-depends on seed, sentence and position. The state is therefore the same in any order of blocks, batches and merges.
+Lists have a total order: higher scores first, then lower sentence numbers, then lower positions. Sums are whole
+numbers, and the sample depends only on seed, sentence and position. The state is therefore the same for any order of
+blocks, batches and merges.
 
-A list entry is a 64-bit key and a position. The high 32 bits of the key are those of a positive float32 score. The low
-32 bits are the complement of the sentence number. Comparing two keys as integers therefore compares scores first, then
-sentences. The key of an empty entry is 0. At the bottom end, scores are coefficients times -1.
+A list entry consists of a 64-bit key and a position. The high 32 bits of the key are the bits of a positive float32
+score. The low 32 bits are the complement of the sentence number. Comparing two keys as integers therefore compares
+scores first, then sentences. The key of an empty entry is 0. In lists of bottom triggers, the score is the coefficient
+times -1.
 
 Numba turns loops into vector code only if they have no branches. The loops below therefore use conditional expressions,
 float32 counters and unrolled rows, and fill arrays by assignment.
@@ -42,25 +44,25 @@ FloatArray = NDArray[np.floating[Any]]
 IntArray = NDArray[np.integer[Any]]
 KeyArray = NDArray[np.uint64]
 
-# Measured (docs/benchmarks.md): the accumulators of a group of sentences fit the second-level cache, and
-# rows of usual widths are read in one piece.
+# Measured (docs/benchmarks.md): with this tile width, the accumulators of a group of sentences fit into the
+# second-level cache, and rows of usual widths are read in one piece.
 COLUMNS = 1536
 ROWS = 4  # rows read together in the first pass
-SENTENCES = 16  # sentences read before the lists are updated, which raises their thresholds
+SENTENCES = 16  # number of sentences to read before the lists and their thresholds are updated
 
 EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # edges of position ranges: 0, 1, 2 to 3, 4 to 7, ..., 512 and more
 BUCKETS = len(EDGES) + 1
-UNIT = 2.0**-20  # sums are whole multiples of this: integers add up to the same bits in any order
+UNIT = 2.0**-20  # sums are rounded to multiples of this, because integers add up to the same bits in any order
 KEPT = 5  # number of prefixes listed for each sign quadrant
 DRAWN = 100  # number of prefixes in the random sample of each expert
-EXAMPLES = 8  # number of sampled prefixes per memory; those that are triggers are dropped in the index
+EXAMPLES = 8  # number of example prefixes per memory; the index leaves out those that are triggers
 SMALLEST, LARGEST = -10, 5  # exponents of histogram edges: the middle bin is |m| < 2^-10, the outer bins |m| >= 2^5
 SIDE = LARGEST - SMALLEST + 1
 BINS = 2 * SIDE + 1
 
-FINE, TOO_LARGE = -1, -2  # status of a block; a status >= 0 is the first column whose sum is not finite
+FINE, TOO_LARGE = -1, -2  # status codes of a block; a status >= 0 is the first column whose sum is not finite
 _LOW, _SHIFT = uint64(0xFFFFFFFF), uint64(32)
-_NO_HASH = uint64(0xFFFFFFFFFFFFFFFF)  # marks empty places of Examples
+_NO_HASH = uint64(0xFFFFFFFFFFFFFFFF)  # marks empty entries of Examples
 _SMALLEST_SCORE = np.float32(1e-45)
 _CACHE_LINE = 16  # number of float32 columns in a cache line
 _WORD = 8  # bytes in a word
@@ -70,17 +72,17 @@ _WORD = 8  # bytes in a word
 
 
 class Candidates(NamedTuple):
-    """The rows of a block that are candidate prefixes, by sentence, then position."""
+    """The rows of a block that are candidate prefixes, sorted by sentence, then by position."""
 
     rows: IntArray  # [n]: row of the block
     sentences: IntArray  # [n]: sentence number
     positions: IntArray  # [n] int32
-    buckets: IntArray  # [n] int32: number of the position range, below BUCKETS
-    starts: IntArray  # [sentences + 1]: where each sentence starts in the arrays above
+    buckets: IntArray  # [n] int32: index of the position range, below BUCKETS
+    starts: IntArray  # [sentences + 1]: index at which each sentence starts in the arrays above
 
 
 def make_candidates(rows: IntArray, sentences: IntArray, positions: IntArray) -> Candidates:
-    """Return rows of a block as candidates. Raises SettingError for sentence ids of more than 32 bits."""
+    """Return rows of a block as sorted candidates. Raises SettingError if a sentence id needs more than 32 bits."""
     order = np.lexsort((positions, sentences))
     rows, sentences, positions = rows[order], np.asarray(sentences)[order], np.asarray(positions)[order]
     if len(sentences) and not 0 <= int(sentences[0]) <= int(sentences[-1]) < 2**32 - 1:
@@ -106,7 +108,7 @@ class Lists(NamedTuple):
         return cls(np.zeros(shape, np.uint64), np.zeros(shape, np.int32), np.zeros(memories, np.int32))
 
     def part(self, memories: slice) -> Lists:
-        """Return views of the lists of some memories."""
+        """Return views of the lists for a range of memories."""
         return Lists(self.keys[memories], self.positions[memories], self.filled[memories])
 
     def scores(self) -> NDArray[np.float32]:
@@ -114,7 +116,7 @@ class Lists(NamedTuple):
         return (self.keys >> np.uint64(32)).astype(np.uint32).view(np.float32)
 
     def sentences(self) -> NDArray[np.int64]:
-        """Return the sentences [memories, top]. The numbers in empty entries have no meaning."""
+        """Return the sentence numbers [memories, top]. In empty entries, the number has no meaning."""
         return (np.uint64(0xFFFFFFFF) - (self.keys & np.uint64(0xFFFFFFFF))).astype(np.int64)
 
 
@@ -137,7 +139,7 @@ class Totals(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """The statistics of Totals for some columns of a block, before they are checked."""
+    """The statistics of `Totals` for a range of columns of a block, before the check that they are finite."""
 
     total: FloatArray  # [columns] float64: sum of coefficients
     fired: IntArray | FloatArray  # [BUCKETS or more, columns]
@@ -146,14 +148,14 @@ class Sums(NamedTuple):
 
 
 class Gates(NamedTuple):
-    """The gates of a block before the activation."""
+    """The gate values of a block, before the activation function."""
 
     values: FloatArray  # [rows, any]
     start: int  # column of the first memory
 
     @classmethod
     def of(cls, gates: torch.Tensor) -> Gates:
-        """Return gates [rows, memories], without a copy if they are columns of a wider array."""
+        """Wrap gate values [rows, memories], without a copy if they are columns of a wider array."""
         gates = gates.float()
         wide, start, storage = gates.stride(0), int(gates.storage_offset()), gates.untyped_storage().nbytes() // 4
         first = start - start % wide if wide else start
@@ -166,14 +168,15 @@ NO_GATES = Gates(np.zeros((1, 1), np.float32), 0)
 
 
 class Quadrants(NamedTuple):
-    """The number of prefixes and the best ones in each sign quadrant of each gated memory.
+    """The number of prefixes, and the best prefixes, in each sign quadrant of each gated memory.
 
-    A gated coefficient is f(g) u: the activation of the gate times the input. Its quadrant is (sign of g, sign of u),
-    after Gerstner and Schütze, https://arxiv.org/abs/2505.17936. The sign of u follows from those of coefficient and
-    f(g), so the loops only compare coefficients and gates with 0. A coefficient of 0 has no quadrant.
+    A gated coefficient is f(g) u, where g and u are the products of the block's input with the gate row and the up row.
+    The quadrant of the coefficient is (sign of g, sign of u), after Gerstner and Schütze,
+    https://arxiv.org/abs/2505.17936. The sign of u follows from the signs of the coefficient and of f(g), so the loops
+    only compare coefficients and gates with 0. A coefficient of 0 belongs to no quadrant.
 
-    A gate is open if it is above 0, otherwise closed. The order of quadrants is: gate open and coefficient positive,
-    open and negative, closed and positive, closed and negative.
+    A gate is open if it is above 0, otherwise closed. The quadrants are numbered in this order: open gate and positive
+    coefficient, open and negative, closed and positive, closed and negative.
     """
 
     counts: IntArray  # [memories, 4] int64
@@ -185,19 +188,19 @@ class Quadrants(NamedTuple):
         return cls(np.zeros((memories, 4), np.int64), Lists.empty(4 * memories, KEPT), np.zeros(memories, np.bool_))
 
     def order(self) -> IntArray:
-        """Return the quadrant numbers of the signs ++, +-, -+ and -- of (gate, input), [memories, 4]."""
+        """Return the numbers of the quadrants with signs ++, +-, -+ and -- of (g, u) for each memory, [memories, 4]."""
         return np.where(self.turns[:, None], [0, 1, 3, 2], [0, 1, 2, 3])
 
     def part(self, memories: slice) -> Quadrants:
-        """Return views of the quadrants of some memories."""
+        """Return views of these arrays for a range of memories."""
         lists = self.lists.part(slice(4 * memories.start, 4 * memories.stop))
         return Quadrants(self.counts[memories], lists, self.turns[memories])
 
 
 class Examples(NamedTuple):
-    """For each memory, the sampled prefixes with a positive coefficient and the lowest hashes."""
+    """Example prefixes of each memory: the sampled prefixes with a positive coefficient that have the lowest hashes."""
 
-    hashes: KeyArray  # [memories, EXAMPLES]; _NO_HASH in empty places
+    hashes: KeyArray  # [memories, EXAMPLES]; _NO_HASH in empty entries
     coefficients: FloatArray
     sentences: IntArray
     positions: IntArray
@@ -213,7 +216,7 @@ class Sample(NamedTuple):
 
     @classmethod
     def empty(cls, memories: int, seed: int, every: int) -> Sample:
-        """Return an empty sample of one in `every` prefixes."""
+        """Return an empty sample, which will take one in `every` prefixes."""
         shape = (memories, EXAMPLES)
         examples = Examples(
             np.full(shape, _NO_HASH, np.uint64),
@@ -225,13 +228,13 @@ class Sample(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """The number of prefixes that reached memories, by position range.
+    """The number of prefixes that were sent to each set of memories, by position range.
 
-    Row 0 is for memories that every token reaches, row 1 + e for those of expert e behind a router.
+    Row 0 is for memories that receive every token, row 1 + e for the memories of routed expert e.
     """
 
     prefixes: IntArray  # [1 + experts, BUCKETS] int64
-    sentences: IntArray  # [1 + experts, BUCKETS] int64: number of sentences with such a prefix
+    sentences: IntArray  # [1 + experts, BUCKETS] int64: number of sentences with at least one such prefix
 
     @classmethod
     def empty(cls, experts: int) -> Reach:
@@ -257,9 +260,9 @@ class LayerArrays(NamedTuple):
     """All arrays of a layer that `add_block_` updates."""
 
     top: Lists
-    bottom: Lists  # lists of a single memory if the bottom end is not kept
+    bottom: Lists  # lists for a single memory if bottom triggers are not collected
     totals: Totals
-    quadrants: Quadrants  # without memories if the layer is not gated
+    quadrants: Quadrants  # empty if the layer is not gated
     sample: Sample
 
 
@@ -271,10 +274,10 @@ def add_block_(
     arrays: LayerArrays, block: FloatArray, gates: Gates, candidates: Candidates, first_column: int, last_column: int,
     start: int, keep_bottom: bool, one_a_sentence: bool, has_gates: bool,
 ) -> int:  # fmt: skip
-    """Add the columns [first_column, last_column) of a block [rows, memories] to a layer. Returns a status.
+    """Add the columns [first_column, last_column) of a block [rows, memories] to a layer. Returns a status code.
 
-    `start` is the number of the memory in the block's first column. With `one_a_sentence`, a list holds only the best
-    prefix of each sentence. All steps are in one call, because the blocks of experts are small.
+    `start` is the number of the memory in the block's first column. If `one_a_sentence` is true, a list holds only the
+    best prefix of each sentence. All steps are in one call, because the blocks of experts are small.
     """
     status = scan_block_(
         block, candidates, first_column, last_column, start, arrays.top, arrays.bottom, keep_bottom, one_a_sentence,
@@ -300,7 +303,7 @@ def scan_block_(
     quadrants: Quadrants,
     has_gates: bool,
 ) -> int:
-    """Run steps 1 to 4. Returns a status."""
+    """Run steps 1 to 4 of the algorithm above. Returns a status code."""
     one, columns = np.float32(1), min(COLUMNS, last_column - first_column)
     shape = (SENTENCES, columns)
     peak, peak_step = np.empty(shape, np.float32), np.empty(shape, np.float32)
@@ -363,7 +366,7 @@ def _group_end(starts: IntArray, first: int, one_a_sentence: bool) -> int:
 
 @compiled
 def add_sums_(totals: Totals, sums: Sums, start: int, width: int) -> int:
-    """Add the sums of the first `width` columns to the memories from `start` on. Returns a status.
+    """Add the sums of the first `width` columns to the totals of the memories from `start` on. Returns a status code.
 
     If one of the sums is not finite or too large, nothing is added.
     """
@@ -388,7 +391,7 @@ def add_sums_(totals: Totals, sums: Sums, start: int, width: int) -> int:
 
 @compiled_part
 def worse_status(status: int, other: int) -> int:
-    """Return the worse status: the first column that is not finite, or else TOO_LARGE, or else FINE."""
+    """Return the worse of two statuses: the lower column if a sum is not finite, else TOO_LARGE, else FINE."""
     if status >= 0 and other >= 0:
         return min(status, other)
     return max(status, other) if status >= 0 or other >= 0 else min(status, other)
@@ -406,8 +409,8 @@ def _scan_sentence_(
     width: int,
     high: FloatArray,  # [columns] out: maximum
     low: FloatArray,  # [columns] out: minimum
-    high_step: FloatArray,  # [columns] out: first step of ROWS rows that holds the maximum
-    low_step: FloatArray,  # [columns] out: first step that holds the minimum
+    high_step: FloatArray,  # [columns] out: number of the first group of ROWS rows that contains the maximum
+    low_step: FloatArray,  # [columns] out: number of the first group that contains the minimum
     summed: FloatArray,  # [columns] out
     fired: FloatArray,  # [BUCKETS + 1, columns]: counts to add to; the last row is not used
 ) -> None:
@@ -420,7 +423,7 @@ def _scan_sentence_(
     for i in range(start, whole, ROWS):
         row_a, row_b = block[rows[i], tile : tile + width], block[rows[i + 1], tile : tile + width]
         row_c, row_d = block[rows[i + 2], tile : tile + width], block[rows[i + 3], tile : tile + width]
-        alike = buckets[i] == buckets[i + 3]  # compare the ends only, because positions ascend
+        alike = buckets[i] == buckets[i + 3]  # positions ascend, so comparing the first with the last is enough
         counts = fired[buckets[i] if alike else BUCKETS]
         step = np.float32((i - start) // ROWS)
         for c in range(width):
@@ -462,12 +465,12 @@ def _count_positive_(row: FloatArray, counts: FloatArray, width: int) -> None:
 
 
 class _RunningQuadrants(NamedTuple):
-    """Results of some columns, by quadrant in the order of Quadrants."""
+    """Intermediate results for the columns of a tile, by quadrant in the order of `Quadrants`."""
 
     extremes: FloatArray  # [4, columns]: maximum, minimum, maximum, minimum of one sentence
     counts: FloatArray  # [4, columns]: counts of the whole block
-    thresholds: FloatArray  # [4, columns]: |extreme| needed to reach the list
-    reached: IntArray  # [columns] uint8: whether an extreme reaches its list
+    thresholds: FloatArray  # [4, columns]: minimum |extreme| that qualifies for the list
+    reached: IntArray  # [columns] uint8: whether an extreme qualifies for its list
     zeros: FloatArray  # [columns]: zeros for padding
 
 
@@ -480,7 +483,7 @@ def _running_quadrants(columns: int) -> _RunningQuadrants:
 
 @compiled_part
 def _begin_quadrants_(running: _RunningQuadrants, lists: Lists, memory: int, width: int) -> None:
-    """Start a tile whose first column is memory number `memory`."""
+    """Reset the results for a tile whose first column belongs to memory number `memory`."""
     running.counts[:] = 0
     running.reached[:] = 0
     for quadrant in range(4):
@@ -498,7 +501,7 @@ def _scan_quadrants_(
     block: FloatArray, gates: Gates, candidates: Candidates, sentence: int, tile: int, width: int, memory: int,
     running: _RunningQuadrants, lists: Lists, one_a_sentence: bool,
 ) -> None:  # fmt: skip
-    """Update counts and extremes with one sentence, and insert the prefixes that reach a list."""
+    """Update counts and extremes with one sentence, and insert the prefixes that qualify for a list."""
     _read_quadrants_(block, gates, candidates, sentence, tile, width, running)
     reached = running.reached
     _compare_(
@@ -530,7 +533,7 @@ def _read_quadrants_(
     block: FloatArray, gates: Gates, candidates: Candidates, sentence: int, tile: int, width: int,
     running: _RunningQuadrants,
 ) -> None:  # fmt: skip
-    """Read the extremes and counts of one sentence, four rows at a time. Zeros pad the last group of rows."""
+    """Compute the extremes and counts of one sentence, four rows at a time. The last four are padded with zeros."""
     start, stop = candidates.starts[sentence], candidates.starts[sentence + 1]
     running.extremes[:] = 0
     for i in range(start, stop, 4):
@@ -592,7 +595,7 @@ def _insert_quadrants_(
     block: FloatArray, gates: Gates, candidates: Candidates, sentence: int, tile: int, c: int, memory: int,
     running: _RunningQuadrants, lists: Lists, one_a_sentence: bool,
 ) -> None:  # fmt: skip
-    """Insert the prefixes of one sentence that reach a list of the memory in column c of the tile."""
+    """Insert the prefixes of one sentence that qualify for a list of the memory in column c of the tile."""
     m = tile + c
     for quadrant in range(4):
         sign = np.float32(1 - 2 * (quadrant % 2))
@@ -630,7 +633,7 @@ def _update_lists_(
     block: FloatArray, candidates: Candidates, region: _Region, sign: np.float32, extremes: FloatArray,
     peaks: FloatArray, peak_steps: FloatArray, lists: Lists,
 ) -> None:  # fmt: skip
-    """Update the lists of one end: the top end with sign 1, the bottom end with sign -1."""
+    """Update the lists of top triggers if the sign is 1, or of bottom triggers if it is -1."""
     for c in range(region.width):
         extreme = sign * extremes[c]
         if extreme > 0 and extreme >= _score_of(lists.keys[region.memory + c, lists.keys.shape[1] - 1]):
@@ -645,10 +648,10 @@ def _insert_column_(
     c: int,
     sign: np.float32,
     peaks: FloatArray,  # [SENTENCES]: extreme of column c in each sentence
-    peak_steps: FloatArray,  # [SENTENCES]: step of ROWS rows that holds the extreme
+    peak_steps: FloatArray,  # [SENTENCES]: number of the group of ROWS rows that contains the extreme
     lists: Lists,
 ) -> None:
-    """Read column c of the tile again and insert the candidates that reach the list of its memory."""
+    """Read column c of the tile again and insert the candidates that qualify for the list of its memory."""
     starts, rows, column, m = candidates.starts, candidates.rows, region.tile + c, region.memory + c
     threshold = _score_of(lists.keys[m, lists.keys.shape[1] - 1])
     for s in range(region.first, region.last):
@@ -670,7 +673,7 @@ def _insert_column_(
 
 @compiled_part
 def _insert_(lists: Lists, m: int, key: int, position: int, one_a_sentence: bool) -> None:
-    """Insert one prefix into the list of memory m, if it belongs there."""
+    """Insert one prefix into the list of memory m, unless all entries of a full list are better."""
     keys, positions, filled = lists
     top = keys.shape[1]
     if filled[m] == top and keys[m, top - 1] > key:
@@ -706,7 +709,7 @@ def _remove_(lists: Lists, m: int, place: int) -> None:
 
 @compiled_part
 def _contains(lists: Lists, m: int, low: int) -> bool:
-    """Return True if the list of memory m holds the sentence with this complement."""
+    """Return True if the list of memory m holds the sentence whose complement is `low`."""
     is_there = False
     for i in range(lists.filled[m]):  # no early exit, so that several entries are compared at once
         is_there |= (lists.keys[m, i] & _LOW) == low
@@ -727,7 +730,7 @@ def _score_of(key: int) -> np.float32:
 def insert_all_(
     lists: Lists, memories: IntArray, scores: FloatArray, sentences: IntArray, positions: IntArray, one_a_sentence: bool
 ) -> None:
-    """Insert n prefixes, each with its memory. Scores of 0 and less are skipped."""
+    """Insert n prefixes, each into the list of its memory. Prefixes with a score of 0 or less are skipped."""
     for i in range(memories.shape[0]):
         if scores[i] > 0:
             _insert_(lists, memories[i], _make_key(scores[i], sentences[i]), positions[i], one_a_sentence)
@@ -735,7 +738,7 @@ def insert_all_(
 
 @compiled
 def merge_lists_(lists: Lists, others: Lists, one_a_sentence: bool) -> None:
-    """Insert every entry of other lists."""
+    """Insert every entry of `others` into `lists`."""
     for m in range(others.filled.shape[0]):
         for i in range(others.filled[m]):
             _insert_(lists, m, others.keys[m, i], others.positions[m, i], one_a_sentence)
@@ -754,10 +757,10 @@ def bin_edges() -> list[float]:
 def sample_block_(
     sample: Sample, block: FloatArray, candidates: Candidates, first_column: int, last_column: int, start: int
 ) -> None:
-    """Add the sampled candidates in some columns of a block to histograms and examples."""
+    """Add the sampled candidates of a range of columns of a block to the histograms and examples."""
     bits, counts, hashes = block.view(np.int32), sample.counts, sample.examples.hashes
     sampled = sampled_candidates(sample, candidates)
-    for tile in range(first_column, last_column, _CACHE_LINE):  # so that the counts stay in the cache
+    for tile in range(first_column, last_column, _CACHE_LINE):  # one cache line at a time, to keep counts in the cache
         for i in sampled:
             row, sentence, position = candidates.rows[i], candidates.sentences[i], candidates.positions[i]
             hash_of_prefix = prefix_hash(sample.seed, sentence, position)
@@ -786,7 +789,7 @@ def sampled_candidates(sample: Sample, candidates: Candidates) -> IntArray:
 def _insert_example_(
     examples: Examples, m: int, hash_: int, coefficient: np.float32, sentence: int, position: int
 ) -> None:
-    """Insert a prefix into the examples of memory m, in the order of hashes."""
+    """Insert a prefix into the examples of memory m, which are sorted by hash."""
     place = EXAMPLES
     while place > 0 and hash_ < examples.hashes[m, place - 1]:
         if place < EXAMPLES:
@@ -804,7 +807,7 @@ def _insert_example_(
 
 @compiled
 def merge_examples_(examples: Examples, others: Examples) -> None:
-    """Insert every example of another sample."""
+    """Insert every example of `others` into `examples`."""
     for m in range(others.hashes.shape[0]):
         for i in range(EXAMPLES):
             if others.hashes[m, i] != _NO_HASH:
@@ -825,7 +828,7 @@ def prefix_hashes(seed: int, sentences: IntArray, positions: IntArray) -> KeyArr
 
 @compiled_part
 def prefix_hash(seed: int, sentence: int, position: int) -> int:
-    """Return a 64-bit hash that is the same on every machine."""
+    """Return a 64-bit hash of a prefix that is the same on every machine."""
     return _mix(_mix(_mix(uint64(seed)) ^ uint64(sentence)) ^ uint64(position + 1))
 
 
@@ -855,7 +858,7 @@ def count_reach_(reach: Reach, row: int, candidates: Candidates) -> None:
 
 @compiled
 def select_rows(candidates: Candidates, rows: IntArray, tokens: int) -> Candidates:
-    """Return the candidates in a subset of the `tokens` rows of a batch, numbered by their place in the subset."""
+    """Return the candidates among these rows of a batch of `tokens` rows, with row numbers relative to `rows`."""
     place = np.full(tokens, -1, np.int64)
     for i in range(rows.shape[0]):
         place[rows[i]] = i
@@ -879,7 +882,7 @@ def select_rows(candidates: Candidates, rows: IntArray, tokens: int) -> Candidat
 
 @compiled
 def count_routed_(routing: Routing, expert: int, seed: int, weights: FloatArray, candidates: Candidates) -> None:
-    """Add the candidates that the router sent to an expert, with their router weights [n]."""
+    """Add the candidates that the router sent to an expert to the counts and lists of the expert."""
     routing.chosen[expert] += candidates.rows.shape[0]
     for i in range(candidates.rows.shape[0]):
         weight, sentence, position = weights[candidates.rows[i]], candidates.sentences[i], candidates.positions[i]

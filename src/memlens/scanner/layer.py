@@ -1,7 +1,8 @@
 """The state of a scan for one layer: exact triggers, statistics and a sample of prefixes.
 
-Coefficients come in blocks, one per group of memories and batch. The block of an expert has only the tokens routed to
-the expert. On the CPU, `kernels.add_block_` adds a block to the state. On another device, `device` filters it there.
+Coefficients come in blocks, one for each group of memories and each batch. The block of an expert contains only the
+tokens routed to the expert. On the CPU, `kernels.add_block_` adds a block to the state. On another device, the module
+`device` filters the block there.
 
 States of disjoint batches can be merged in any order with the same result (see `kernels`).
 """
@@ -51,7 +52,7 @@ from memlens.settings import ScanSettings
 
 @dataclass(frozen=True)
 class TriggerLists:
-    """Sorted triggers of one layer at one end. Entries from `filled[m]` on are empty."""
+    """The sorted top or bottom triggers of one layer. For memory m, entries from `filled[m]` on are empty."""
 
     coefficients: NDArray[np.float32]  # [memories, top]
     sentences: NDArray[np.int64]  # [memories, top]
@@ -71,7 +72,7 @@ class TopTriggers:
         self.bottom_lists = Lists.empty(memories if bottom else 1, top)
 
     def update(self, coefficients: FloatArray, sentences: IntArray, positions: IntArray) -> None:
-        """Add prefixes: coefficients [n, memories] with the sentence and position of each row."""
+        """Add n prefixes: their coefficients [n, memories], sentences [n] and positions [n]."""
         block = np.ascontiguousarray(coefficients, np.float32)
         candidates, memories = make_candidates(np.arange(len(block)), sentences, positions), block.shape[1]
         scan_block_(
@@ -80,21 +81,21 @@ class TopTriggers:
         )  # fmt: skip
 
     def merge(self, other: TopTriggers) -> None:
-        """Add the lists of another part. Raises SettingError if it was made with other settings."""
+        """Add the triggers of another part of a scan. Raises SettingError if that part has different settings."""
         if (other.one_a_sentence, other.keeps_bottom, other.top_lists.keys.shape) != (
             self.one_a_sentence,
             self.keeps_bottom,
             self.top_lists.keys.shape,
         ):
             raise SettingError(
-                "these partial scans were made with different settings; scan all parts with the same ones"
+                "these partial scans were made with different settings; use the same settings for all parts"
             )
         merge_lists_(self.top_lists, other.top_lists, self.one_a_sentence)
         if self.keeps_bottom:
             merge_lists_(self.bottom_lists, other.bottom_lists, self.one_a_sentence)
 
     def result(self) -> dict[str, TriggerLists]:
-        """Return the triggers of the end "top" and, if kept, "bottom"."""
+        """Return the top triggers as "top" and the bottom triggers, if they are collected, as "bottom"."""
         ends = {"top": (self.top_lists, 1)} | ({"bottom": (self.bottom_lists, -1)} if self.keeps_bottom else {})
         return {
             end: TriggerLists(
@@ -109,11 +110,11 @@ class LayerScan:
 
     Args:
         layer: Number of the layer.
-        memories: Number of memories. Those of routed experts are the last ones.
-        bottom: Keep the most negative triggers.
+        memories: Number of memories. The memories of routed experts come last.
+        bottom: Also collect bottom triggers, the prefixes with the most negative coefficients.
         experts: Number of experts behind a router.
-        size: Number of memories of such an expert.
-        gated: Keep sign quadrants.
+        size: Number of memories of each routed expert.
+        gated: Collect the sign quadrants of gated memories.
         settings: Settings of the scan.
     """
 
@@ -129,14 +130,14 @@ class LayerScan:
         self.seed = settings.seed * 1_000_003 + layer  # each layer samples different prefixes
         self.sample = Sample.empty(memories, self.seed, settings.sample_every)
         self.routing = Routing.empty(experts, settings.top) if experts else None
-        self._has_turns = set[int]()  # first memories of the groups whose `quadrants.turns` are set
+        self._has_turns = set[int]()  # first memory of each group whose `quadrants.turns` have been set
         self._arrays = LayerArrays(
             self.triggers.top_lists, self.triggers.bottom_lists, self.totals,
             Quadrants.empty(0) if self.quadrants is None else self.quadrants, self.sample,
         )  # fmt: skip
 
     def update(self, block: CoefficientBlock, candidates: Candidates, pool: ThreadPoolExecutor | None = None) -> None:
-        """Add the coefficients of one group of memories in one batch. Those of a device are copied.
+        """Add the coefficients of one group of memories in one batch. Coefficients on a device are copied to the CPU.
 
         A token is a candidate for an expert's memories only if it was sent to that expert.
         """
@@ -157,11 +158,11 @@ class LayerScan:
     def count_routed(
         self, group: MemoryGroup, rows: IntArray, weights: FloatArray | None, count: int, candidates: Candidates
     ) -> Candidates:
-        """Count the candidates that were sent to an expert, and return them with their places in its block.
+        """Count the candidates that were sent to an expert, and return them with their row numbers in its block.
 
         Args:
             group: The memories of the expert.
-            rows: Rows of the flattened batch that were sent to it.
+            rows: Rows of the flattened batch that were sent to the expert.
             weights: The router's weights for these rows.
             count: Number of rows of the flattened batch.
             candidates: The candidates in the flattened batch.
@@ -192,7 +193,7 @@ class LayerScan:
             self.check_status(group, *pool.map(add, [(a, b) for a, b in pairwise(edges) if b > a]))
 
     def check_status(self, group: MemoryGroup, *statuses: int) -> None:
-        """Raise ModelError if the coefficients of a column of the group cannot be summed."""
+        """Raise ModelError if the coefficients of a memory of the group are not finite or too large."""
         status = reduce(worse_status, statuses)
         if status >= 0:
             raise ModelError(
@@ -205,7 +206,7 @@ class LayerScan:
             )
 
     def merge(self, other: LayerScan) -> None:
-        """Add the state of other batches."""
+        """Add the state of a scan of other batches."""
         best = self.triggers.one_a_sentence
         self.triggers.merge(other.triggers)
         np.maximum(self.totals.highest, other.totals.highest, out=self.totals.highest)
@@ -223,7 +224,7 @@ class LayerScan:
                 array += added[name]
 
     def by_memory(self, counts: IntArray) -> IntArray:
-        """Return rows of `reach.prefixes` or `reach.sentences` for each memory, [memories, BUCKETS]."""
+        """Return the row of `counts` (from `reach`) that applies to each memory, [memories, BUCKETS]."""
         routed = np.repeat(counts[1:], self.size, axis=0)
         return np.concatenate([np.repeat(counts[:1], len(self.totals.total) - len(routed), axis=0), routed])
 
@@ -241,13 +242,13 @@ class LayerScan:
         return {name: array for key, record in state.items() if record for name, array in _flatten(key, record)}
 
     def restore_(self, saved: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the state by saved arrays."""
+        """Replace the state with saved arrays."""
         for name, array in self.arrays().items():
             array[:] = saved[name]
         self._has_turns.clear()
 
 
-_COUNTS = {  # arrays that a merge adds up
+_COUNTS = {  # arrays that are added up in a merge
     "totals.total",
     "totals.fired",
     "reach.prefixes",

@@ -1,11 +1,11 @@
 """The number of workers and threads of a scan, and the memory and time that a scan takes on this machine.
 
-The rule for workers and threads that the user does not set:
+If the user does not set the number of workers and threads, it is chosen as follows:
 
-1. A scan that takes less than about two minutes, a GPU, or a single core: one process with all cores.
-2. A longer scan: as many workers as cores, with one thread each, which is faster than threads that wait for each other.
-   If memory is short, fewer workers share the cores.
-3. A resumed scan keeps its number of threads, because that number affects the last bits of results.
+1. A scan that takes less than about two minutes, uses a GPU, or has a single core runs in one process with all cores.
+2. A longer scan uses one worker per core, with one thread each. This is faster than threads that wait for each other.
+   If memory is short, there are fewer workers with more threads each.
+3. A resumed scan keeps its number of threads, because the number of threads affects the last bits of the results.
 """
 
 import os
@@ -28,16 +28,16 @@ _SHORT_SECONDS = 120.0  # longest scan that uses no workers by default
 _OPERATIONS = 1e10  # operations per second, assumed for every machine
 _FREE_SHARE = 0.8  # share of the free memory that workers may use
 _PROGRAM_BYTES = 700 << 20  # size of a process with its libraries and buffers
-_BYTES_PER_TOKEN, _COMPRESSION = 4, 4  # bytes of plain text per token, and ratio of compression
-_BYTES_PER_TRIGGER = 24  # key and position, and their copy during saving, merging or writing
+_BYTES_PER_TOKEN, _COMPRESSION = 4, 4  # bytes of plain text per token, and assumed compression ratio
+_BYTES_PER_TRIGGER = 24  # a key and a position, and a copy of both while saving, merging or writing
 _PROBE_LENGTH, _PROBE_TOKENS = 32, 2048
 
 
 @dataclass(frozen=True)
 class WorkerCount:
-    """A number of workers and the threads of each."""
+    """The number of workers, and the number of threads per worker."""
 
-    workers: int  # number of workers; 0 on a Ray cluster for as many as fit
+    workers: int  # number of workers; 0 for as many as fit on a Ray cluster
     threads: int
 
 
@@ -49,15 +49,15 @@ def choose_workers(
     recorded: int | None,
     is_complete: bool,
 ) -> WorkerCount:
-    """Return workers and threads for a scan (see the rule above).
+    """Return the number of workers and of threads for a scan, by the rules at the top of this module.
 
     Args:
         run: Options of the run.
         model: The loaded model.
         settings: Options of the scan.
         corpus: The corpus.
-        recorded: Threads of the scan that is resumed.
-        is_complete: The index exists, so nothing will be scanned.
+        recorded: Number of threads of the scan that is resumed, or None for a new scan.
+        is_complete: True if the index is already complete, so nothing will be scanned.
     """
     threads, cores = run.threads or recorded, usable_cores()
     if run.executor == "ray":
@@ -83,7 +83,7 @@ def worker_bytes(model: MemoryModel, settings: ScanSettings) -> int:
 
 
 def approximate_tokens(corpus: CorpusSettings, limit: int | None) -> int:
-    """Estimate the number of tokens of a corpus from its file sizes. A Hub dataset counts as large."""
+    """Estimate the number of tokens of a corpus from its file sizes. A Hub dataset is assumed to be very large."""
     size = 0.0
     for source in corpus.sources:
         if is_hub_source(source):
@@ -114,9 +114,9 @@ def check_list_memory(shapes: Mapping[int, LayerShape], settings: ScanSettings, 
     """Raise SettingError if trigger lists would use more than half of the free memory.
 
     Args:
-        shapes: The layers.
+        shapes: The shapes of the layers to scan.
         settings: Options of the scan.
-        together: Number of layers scanned in one pass; None for all.
+        together: Number of layers scanned in one pass, or None if all layers are scanned in one pass.
     """
     lists = sorted((shape.memories * (2 if shape.bottom else 1) for shape in shapes.values()), reverse=True)
     needed = sum(lists[:together]) * settings.top * _BYTES_PER_TRIGGER
@@ -148,7 +148,7 @@ class ScanEstimate:
 
 
 def estimate_scan(model: MemoryModel, settings: ScanSettings, layers: Sequence[int] | None = None) -> ScanEstimate:
-    """Measure the scan of a batch of random tokens. A short batch first loads the compiled loops.
+    """Estimate the cost of a scan from a batch of random tokens. A short batch first loads the compiled loops.
 
     Raises:
         SettingError: The trigger lists would not fit in memory.
@@ -180,7 +180,7 @@ def estimate_scan(model: MemoryModel, settings: ScanSettings, layers: Sequence[i
 
 
 def _batch_bytes(model: MemoryModel, settings: ScanSettings) -> int:
-    """Return the size of one layer's coefficients before and after the activation, its gates and its states."""
+    """Return the bytes that one layer needs for a batch: coefficients before and after activation, gates and states."""
     widest = max(group.size for layer in model.layers for group in layer.groups)
     copies = 3 if model.first.gated else 2
     return settings.batch_tokens * (copies * widest + 8 * model.width) * model.dtype.itemsize

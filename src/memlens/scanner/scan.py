@@ -1,11 +1,11 @@
 """Scans batches of sentences into a state, in this process or on a pool.
 
-1. Windows (`settings.WINDOW` sentences) are cut into batches. A batch depends on its window and the settings only.
-2. A batch is one forward pass without the LM head. The coefficients of its prefixes update the state: on the CPU
-   through `layer`, on another device through `device`.
-3. In this process, one state takes in all batches. On a pool, the batches are grouped into segments. A worker scans a
+1. Windows (`settings.WINDOW` sentences) are cut into batches. A batch depends only on its window and on the settings.
+2. A batch is one forward pass without the LM head. The coefficients of its prefixes update the state, on the CPU
+   through the module `layer` and on another device through the module `device`.
+3. In this process, all batches update one state. On a pool, the batches are grouped into segments. A worker scans a
    segment into a state, and the driver merges the states. The order does not change the bits.
-4. The driver saves its state as a part at intervals and when the scan stops. Only the driver writes to the index.
+4. The driver saves its state as a part file at intervals and when the scan stops. Only the driver writes to the index.
 """
 
 import time
@@ -30,14 +30,14 @@ from memlens.scanner.state import BatchRange, LayerShape, PartFolder, ScanState
 from memlens.settings import ScanSettings
 from memlens.signals import Stopper
 
-FIRST_PREFIXES, FIRST_PREFIXES_PER_TRIGGER = 8192, 128  # prefixes of a scan whose blocks are copied from the device
+FIRST_PREFIXES, FIRST_PREFIXES_PER_TRIGGER = 8192, 128  # blocks of these first prefixes are copied from the device
 SAVE_SECONDS = 15.0  # minimum time between two saves
 SAVE_RATIO = 50  # minimum time between two saves, as a multiple of the duration of a save
 _SEGMENT_SECONDS = 60.0
 _OPERATIONS, _BATCH_SECONDS = 2e10, 0.01  # operations per second and worker; fixed time per batch
 _BYTES = 1e8  # bytes of a state that are sent and merged per second
-_SEND_RATIO = 20  # minimum work in a segment, as a multiple of sending and merging its state
-_SEGMENTS = 8  # minimum number, so that a few workers share a short corpus evenly
+_SEND_RATIO = 20  # minimum time of a segment, as a multiple of the time to send and merge its state
+_SEGMENTS = 8  # minimum number of segments, so that a few workers share a short corpus evenly
 
 
 class ScanBatch(NamedTuple):
@@ -50,7 +50,10 @@ class ScanBatch(NamedTuple):
 
 
 class Scanner:
-    """Scans batches into a state. `on_device` is for tests: by default, only tensors of other devices stay there."""
+    """Scans batches into a state.
+
+    `on_device` filters coefficients on the model's device; by default, unless it is the CPU.
+    """
 
     def __init__(
         self, model: MemoryModel, settings: ScanSettings, state: ScanState, on_device: bool | None = None
@@ -61,9 +64,9 @@ class Scanner:
         self._device_scan: DeviceScan | None = None
 
     def scan(self, batches: Iterable[ScanBatch], after_batch: Callable[[Batch], None] = lambda batch: None) -> None:
-        """Scan batches. `after_batch` is called after each of them, and may raise an exception.
+        """Scan batches. `after_batch` is called after each batch and may raise an exception to stop.
 
-        The state is complete at the end, or after `complete`.
+        The state is complete when this method returns, and after a call of `complete`.
         """
         with torch.inference_mode(), _use_threads(self.settings.threads) as pool:
             try:
@@ -78,7 +81,7 @@ class Scanner:
                     self._device_scan = None
 
     def complete(self) -> None:
-        """Complete the state, which lags behind while a device scans."""
+        """Wait until the state includes all batches, because a device may still be working on some."""
         if self._device_scan is not None:
             self._device_scan.finish()
 
@@ -116,7 +119,7 @@ class Scanner:
 
 
 def bos_to_feed(model: MemoryModel, settings: ScanSettings) -> int | None:
-    """Return the id of the BOS token that the scan puts before every sentence, or None."""
+    """Return the id of the BOS token that the scan puts before every sentence, or None if it adds none."""
     is_fed = model.tokenizer.adds_bos if settings.bos == "auto" else settings.bos == "yes"
     return model.tokenizer.bos if is_fed else None
 
@@ -124,7 +127,7 @@ def bos_to_feed(model: MemoryModel, settings: ScanSettings) -> int | None:
 def plan_batches(
     number: int, sentences: Sequence[ScanSentence], settings: ScanSettings, bos: int | None
 ) -> list[ScanBatch]:
-    """Cut the window with this number into batches. Sentences without a new prefix are left out."""
+    """Cut window `number` into batches. Sentences without a new prefix are left out."""
     fresh_from: dict[int, int] = {}
     fed = []
     for sentence in sentences:
@@ -140,7 +143,10 @@ def plan_batches(
 
 
 def candidate_range(length: int, fresh_from: int, settings: ScanSettings, bos: int | None) -> tuple[int, int]:
-    """Return the range of candidate positions of a sentence, end exclusive. Position -1 is BOS alone."""
+    """Return the first and the last (exclusive) candidate position of a sentence.
+
+    Position -1 is the BOS token alone.
+    """
     first = -1 if settings.bos_prefix and bos is not None and fresh_from == 0 else fresh_from
     return first, length - (0 if settings.whole_sentence else 1)
 
@@ -151,7 +157,7 @@ def planned_batches(
     settings: ScanSettings,
     bos: int | None,
 ) -> Iterator[ScanBatch]:
-    """Yield the batches of ranges. `window` returns the sentences of a window."""
+    """Yield the batches that the ranges contain. `window` returns the sentences of a window."""
     for number, window_ranges in groupby(ranges, lambda batches: batches.window):
         batches = plan_batches(number, window(number), settings, bos)
         for part in window_ranges:
@@ -207,7 +213,7 @@ def scan_here(
         batches: The batches to scan.
         saver: Saves the state at intervals, at the end, and before the scan stops.
         on_tokens: Called with the number of tokens of each batch.
-        stop: Checked after each batch.
+        stop: Ends the scan if a stop was requested; checked after each batch.
     """
 
     def after_batch(batch: Batch) -> None:
@@ -274,7 +280,7 @@ class SegmentScan:
 
 
 def segment_size(model: MemoryModel, settings: ScanSettings, state: ScanState, batches: int) -> int:
-    """Return the number of batches in a segment of a plan with this number of batches.
+    """Return the number of batches per segment for a plan of `batches` batches.
 
     A segment takes about a minute, and longer if its state is large, so that sending and merging the state costs at
     most a twentieth of the work. A short corpus has smaller segments.

@@ -1,7 +1,7 @@
-"""The state of a scan: statistics and triggers of every layer, the batches they come from, and its parts on disk.
+"""The state of a scan: statistics and triggers of every layer, the batches they come from, and the parts saved on disk.
 
 The order in which states of disjoint batches are merged does not change the bits. A part is a saved state in
-partial/parts. Parts record the progress, because a batch in a part is not scanned again.
+partial/parts. Parts record the progress: a batch that a part contains is not scanned again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DoneBatches:
         self._runs: dict[int, list[tuple[int, int]]] = {}  # window -> disjoint runs [first, stop), ascending
 
     def add(self, window: int, first: int, stop: int) -> None:
-        """Add batches. Raises IndexFolderError if one of them is in the set."""
+        """Add batches. Raises IndexFolderError if one of them is already in the set."""
         if stop <= first:
             return
         joined: list[tuple[int, int]] = []
@@ -75,7 +75,7 @@ class DoneBatches:
         return remaining
 
     def contains_all(self, counts: Sequence[int] | NDArray[np.integer[Any]]) -> bool:
-        """Return True if the set contains every batch of a plan. `counts` has the number of batches of each window."""
+        """Return True if the set contains every batch of a plan. `counts` holds the number of batches per window."""
         return all(not self.remaining(BatchRange(w, 0, int(count))) for w, count in enumerate(counts))
 
     def array(self) -> NDArray[np.int64]:
@@ -95,7 +95,7 @@ class DoneBatches:
 
 
 def all_ranges(counts: Sequence[int] | NDArray[np.integer[Any]]) -> Iterator[BatchRange]:
-    """Yield the ranges of a plan in order. `counts` are the numbers of batches in the windows."""
+    """Yield the ranges of a plan in order. `counts` holds the number of batches per window."""
     for window, count in enumerate(counts):
         for first in range(0, int(count), BATCHES_PER_RANGE):
             yield BatchRange(window, first, min(first + BATCHES_PER_RANGE, int(count)))
@@ -134,14 +134,14 @@ class LayerShape(NamedTuple):
     """The sizes of a layer's scan state."""
 
     memories: int
-    bottom: bool  # whether the most negative triggers are kept
+    bottom: bool  # True if bottom triggers are collected
     experts: int = 0  # number of experts behind a router; they own the last `experts * size` memories
     size: int = 0
-    gated: bool = False  # whether sign quadrants are kept
+    gated: bool = False  # True if sign quadrants are collected
 
 
 def shapes_of(model: MemoryModel, layers: Sequence[int], settings: ScanSettings) -> dict[int, LayerShape]:
-    """Return the shapes of some layers of a model under these settings."""
+    """Return the shapes of these layers of a model for a scan with these settings."""
     shapes = {}
     for layer in layers:
         block = model.layers[layer]
@@ -152,17 +152,17 @@ def shapes_of(model: MemoryModel, layers: Sequence[int], settings: ScanSettings)
 
 
 class ScanState:
-    """The layers of a scan and the batches that they contain."""
+    """The state of every layer of a scan, and the batches that it includes."""
 
     def __init__(self, layers: dict[int, LayerScan]) -> None:
         self.layers = layers
         self.done = DoneBatches()
         self.prefixes = 0
-        self.tokens = 0  # number of tokens fed, without BOS
+        self.tokens = 0  # number of tokens fed to the model, without BOS
 
     @classmethod
     def start(cls, model: MemoryModel, layers: Sequence[int], settings: ScanSettings) -> ScanState:
-        """Return an empty state for some layers of a model."""
+        """Return an empty state for these layers of a model."""
         return cls.empty(shapes_of(model, layers, settings), settings)
 
     @classmethod
@@ -171,7 +171,10 @@ class ScanState:
         return cls({layer: LayerScan(layer, *shape, settings=settings) for layer, shape in shapes.items()})
 
     def merge(self, other: ScanState) -> None:
-        """Add the state of other batches. Raises IndexFolderError and changes nothing if the two states overlap."""
+        """Add the state of a scan of other batches.
+
+        Raises IndexFolderError and changes nothing if the two states overlap.
+        """
         if self.layers.keys() != other.layers.keys():
             raise IndexFolderError("the parts contain different layers; scan all parts with the same --layers")
         done = DoneBatches.from_array(self.done.array())
@@ -190,7 +193,7 @@ class ScanState:
         return saved
 
     def restore_(self, saved: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the state by saved arrays. Raises IndexFolderError if they do not fit."""
+        """Replace the state with saved arrays. Raises IndexFolderError if the arrays do not fit."""
         try:
             for scan in self.layers.values():
                 restore_layer_(scan, saved)
@@ -214,7 +217,7 @@ class PartFolder:
         self.folder = folder.absolute()
 
     def save(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Write or replace a part. If this fails, the old part stays."""
+        """Write or replace a part. If writing fails, the old part stays."""
         with explain_os_errors(self.folder):
             self.folder.mkdir(exist_ok=True)
         with replacing(self.path(name)) as beside, beside.open("wb") as handle:
@@ -233,14 +236,14 @@ class PartFolder:
         return {int(layer) for layer, dot, _ in pairs if dot and layer.isdecimal()}
 
     def open(self, layers: Sequence[int]) -> tuple[str, dict[str, NDArray[Any]] | None]:
-        """Return the name and the arrays of the part with these layers, or a new name and None if there is none."""
+        """Return the name and the arrays of the part with these layers, or a new name and None if no part has them."""
         for name in self.names():
             if self.layers_in(name) == set(layers):
                 return name, read_part(self.path(name))
         return secrets.token_hex(8), None
 
     def check(self) -> None:
-        """Remove leftovers of a killed scan. Raises IndexFolderError if a part is damaged."""
+        """Remove temporary files of a killed scan. Raises IndexFolderError if a part is damaged."""
         for temporary in self.folder.glob("*.npz.part"):
             temporary.unlink()
         for name in self.names():  # fail now and not after hours of work
@@ -254,7 +257,7 @@ def _open_part(path: Path) -> Iterator[Any]:
             yield saved
     except IndexFolderError:
         raise
-    except Exception as error:  # a damaged archive fails in many ways
+    except Exception as error:  # a damaged archive can raise many types of exceptions
         raise _damaged(path) from error
 
 
