@@ -225,7 +225,16 @@ def test_the_ablation_sets_the_memories_to_their_means(
     training = [pairs[i] for i in task.np.random.default_rng(0).permutation(len(pairs))[4:]]
     means = task._mean_coefficients(model, task._batches(model, [task._encode(model, p, "pair") for p in training]))
     expected = [float(means[memory.layer][1:, memory.memory].mean()) for memory in result.memories]
-    assert [edit.coefficient for edit in edits] == pytest.approx(expected, abs=1e-12)
+    assert [edit.coefficient for edit in edits] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_circuit_without_a_faithful_size_is_about_one_percent(
+    model: MemoryModel, pairs: list[Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task, "FAITHFUL", (100.0, 101.0))
+    monkeypatch.setattr(task, "_SHARE_WITHOUT_FAITHFUL", 0.05)
+    result = task_circuit(model, pairs, steps=1, random_sets=1)
+    assert result.smallest is None and result.memories == list(result.scores)[:6]  # 5% of 120
 
 
 def test_pairs_are_read_from_jsonl_json_and_csv(tmp_path: Path) -> None:

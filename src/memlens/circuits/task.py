@@ -64,6 +64,7 @@ _MASK_STEPS, _MASK_RATE = 60, 0.2
 _MASK_COST = 5e-4  # cost of a memory: 100 memories cost as much as a squared relative error of 0.05
 _MASK_TOKENS = 128  # tokens per step
 FAITHFUL = (0.9, 1.1)
+_SHARE_WITHOUT_FAITHFUL = 0.01  # share of memories in the circuit if no size is faithful
 SHARES = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 
@@ -144,17 +145,17 @@ class TaskCircuit:
     curve: tuple[CurvePoint, ...]
     smallest: CurvePoint | None  # the smallest size with a faithfulness between 0.9 and 1.1
     area: float  # area under the curve of faithfulness against the share of memories from 0 to 1 (CPR)
-    means: dict[MemoryId, float]  # means over patch prompts and positions after the first, for the smallest size
+    means: dict[MemoryId, float]  # memories of the circuit -> mean over patch prompts and positions after the first
 
     @property
     def memories(self) -> list[MemoryId]:
-        """The memories of the smallest faithful circuit, or of the largest circuit if none is faithful."""
-        size = self.curve[-1].size if self.smallest is None else self.smallest.size
-        return list(self.scores)[:size]
+        """The memories of the smallest faithful circuit, or about 1% of all memories if no size is faithful."""
+        return list(self.means)
 
     def ablation(self) -> Intervention:
         """Return an intervention that sets the memories of the circuit to their means over patch prompts."""
-        return Intervention(tuple(Edit((memory,), coefficient=mean) for memory, mean in self.means.items()))
+        edits = (Edit((memory,), coefficient=float(f"{mean:.6g}")) for memory, mean in self.means.items())
+        return Intervention(tuple(edits))
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain data."""
@@ -561,7 +562,7 @@ def _measure(
     progress("sizes", len(sizes), len(sizes))
     curve = tuple(points[size] for size in sorted(points))
     ranked = [model.names.name(*_place(number, layers, starts)) for number in ranking[: curve[-1].size].tolist()]
-    circuit = ranked[: (smallest or curve[-1]).size]
+    circuit = ranked[: (smallest or min(curve, key=lambda one: abs(one.share - _SHARE_WITHOUT_FAITHFUL))).size]
     # the first token has no context, and some memories are large only at this token
     averages = torch.cat([means[layer][1:].double().mean(0).cpu() for layer in layers])
     return TaskCircuit(

@@ -301,7 +301,8 @@ def _print_task(screen: Screen, model: MemoryModel, index: Index | None, result:
     screen.result()
     if result.smallest is None:
         screen.paragraph(
-            "No size has a faithfulness between 0.9 and 1.1. The memories with the largest scores are listed."
+            "No size has a faithfulness between 0.9 and 1.1. The circuit is taken to be the "
+            f"{len(result.memories):,} memories with the largest scores"
         )
     else:
         screen.paragraph(
