@@ -46,8 +46,8 @@ from memlens.pattern.words import KINDS
 from memlens.text import cell_text, harmless_cell
 
 FORMATS = ("json", "csv")
-_IMPORT_LIMIT = 256 << 20  # bytes, far more than any real export
-_BOTH = "both"  # the task of a backup
+_IMPORT_LIMIT = 256 << 20  # in bytes; far more than any real export has
+_BOTH = "both"  # value of "task" in a backup
 _COLUMNS = {
     LABELS: ("annotator", "memory", "kind", "description", "prefixes"),
     VERDICTS: ("annotator", "example", "verdict", "layer", "text", "residual", "residual_text", "output",
@@ -93,7 +93,7 @@ def backup_text(annotations: Annotations) -> str:
 
 
 def restore_text(annotations: Annotations, text: str) -> int:
-    """Add the events of a backup that the index lacks. Returns their number."""
+    """Add the events of a backup that are missing from the index. Returns the number of added events."""
     return annotations.append_events(_read_events(annotations, _BOTH, text))
 
 
@@ -107,7 +107,7 @@ def is_export(beginning: bytes) -> bool:
 
 
 def import_text(annotations: Annotations, task: str, text: str, format: str) -> int:
-    """Import an export. Returns the number of new events (JSON) or answers (CSV)."""
+    """Import an exported file. Returns the number of new events (JSON) or answers (CSV)."""
     _check_format(format)
     if format == "json":
         return annotations.append_events(_read_events(annotations, task, text))
@@ -118,7 +118,7 @@ def import_text(annotations: Annotations, task: str, text: str, format: str) -> 
 
 
 def read_export(file: str | None, option: str = "--file") -> str:
-    """Return the text of a file or of stdin without a byte order mark, which spreadsheets may add."""
+    """Return the text of a file or of stdin. A byte order mark, which spreadsheets may add, is removed."""
     try:
         if file is not None:
             return read_limited(Path(file), _IMPORT_LIMIT).decode("utf-8-sig")

@@ -33,7 +33,7 @@ from memlens.files import FileStamp, file_stamp, replacing, sync_folder
 
 _START = b'{"checksum": "'  # cannot occur inside an event, because JSON escapes quotes in texts
 _DIGITS = 16
-_MAX_LINE = 64 << 20  # bytes, far more than an event needs
+_MAX_LINE = 64 << 20  # in bytes; far more than an event needs
 _HEAD = 256  # the first bytes of a line identify it, because they include the checksum and the key
 _LOCK_SECONDS = 60.0
 
@@ -86,7 +86,7 @@ class Recovery:
 
 
 class AnnotationLog:
-    """The events of one file. Reading creates no file and needs no lock. The object is thread-safe."""
+    """The events of one log file. Reading creates no file and needs no lock. The object is thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -102,7 +102,7 @@ class AnnotationLog:
         self._last_line = (0, b"")  # offset and first bytes of the last complete line
 
     def read(self) -> tuple[dict[str, Event], list[int]]:
-        """Return all events by key, in order, and the numbers of damaged lines. Reads only new lines."""
+        """Return {key: event} in the order of the log, and the line numbers of damaged lines. Reads only new lines."""
         with self._reading:
             try:
                 stamp = file_stamp(self.path)
@@ -187,7 +187,7 @@ class AnnotationLog:
             size = file.seek(0, os.SEEK_END)
             if size:
                 file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # a process was killed while appending
+                if file.read(1) != b"\n":  # the last line is unfinished
                     content = b"\n" + content
             try:
                 remaining = memoryview(content)
@@ -235,7 +235,7 @@ class AnnotationLog:
 
 
 def _read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield lines with their line breaks. A line that is too long is truncated, which makes it count as damaged."""
+    """Yield lines with their line breaks. A line that is too long is truncated, so it counts as damaged."""
     while line := file.readline(_MAX_LINE):
         if len(line) == _MAX_LINE:
             rest = line

@@ -212,7 +212,7 @@ def require_type(value: Any, kind: type[_Value]) -> _Value:
 
 
 class _State:
-    """The current state, replayed from all events in order."""
+    """The current state of all annotations, computed from all events in order."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.sample: Sample | None = None
@@ -323,7 +323,10 @@ class Annotations:
         return {memory: notes[memory] for memory in sorted(notes) if not notes[memory].is_empty}
 
     def history(self, task: str | None = None) -> list[dict[str, Any]]:
-        """Return the events of a task, or of all tasks (with an entry "task"), in order and in the export format."""
+        """Return the events of a task in order and in the export format.
+
+        For all tasks, each event has an entry "task".
+        """
         events = [{**vars(event)} for event in self._events.values() if task in (None, event.task)]
         for event in events:
             event_task = event.pop("task")
@@ -424,7 +427,7 @@ class Annotations:
             events.append(_new_event(LABELS, "finish", annotator))
 
     def append_events(self, imported: Sequence[Event]) -> int:
-        """Append the events that are not in the log yet. Returns their number.
+        """Append the events that are not in the log yet. Returns the number of appended events.
 
         Raises:
             SettingError: The events replace a sample that already has labels, or change labels of an annotator who has

@@ -104,7 +104,7 @@ def draw_sample(index: Index, per_layer: int = 10, top: int = 25, seed: int = 0)
 
 
 def read_study(annotations: Annotations) -> Study:
-    """Return the sample and everyone's progress."""
+    """Return the sample and the progress of all annotators."""
     sample, finished = annotations.sample, annotations.list_annotators(finished=True)
     memories = sample.memories if sample else ()
     progress = []

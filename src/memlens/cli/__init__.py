@@ -24,10 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _answer_early_signals() -> None:
-    """Exit with one line instead of a traceback on SIGINT and SIGTERM during imports and after the command.
+    """On SIGINT or SIGTERM during imports or after the command, exit with one line instead of a traceback.
 
     No work is lost at these times. While a command runs, signals.interruptible handles the signals. While Python shuts
-    down, they are ignored, because they would replace the exit code of the command.
+    down, the signals are ignored, because they would replace the exit code of the command.
     """
     import atexit
 
@@ -47,7 +47,7 @@ def _prepare_process() -> None:
     """Prepare the CLI process: passive OpenMP waits, /dev/null for closed streams, library warnings off.
 
     Warnings of torch and transformers do not help users of a command, and PYTHONWARNINGS=error would turn them into
-    errors. Worker processes inherit this setting.
+    errors. Worker processes inherit the warning filter.
     """
     import atexit
     import warnings

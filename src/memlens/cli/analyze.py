@@ -329,7 +329,7 @@ def _experiments_json(
     edited = intervention is not None
 
     def describe(experiment: Experiment) -> dict[str, Any]:
-        """Return what the manifest says about a run without edits."""
+        """Return the seed, sample size and prefixes in the manifest, or an empty dict for a run with edits."""
         if edited:
             return {}
         recorded = index.manifest.experiments[experiment.name]

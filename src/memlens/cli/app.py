@@ -2,7 +2,7 @@
 
     0 success    2 invalid input    130 interrupted    143 terminated    1 a bug (the only case with a traceback)
 
-A verb is a command of the same name in the module given in GROUPS. The docstring of its function is its help text.
+Each verb is a command of the same name in the module that GROUPS names. The docstring of its function is its help text.
 """
 
 import os
@@ -50,7 +50,10 @@ VERBS = {verb: module for verbs in GROUPS.values() for verb, module in verbs.ite
 
 
 class _Program(click.Group):
-    """The program. It imports the module of a verb when the verb is used, because lookups must be fast."""
+    """The group of all verbs.
+
+    It imports the module of a verb only when the verb is used, because lookups must be fast.
+    """
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(VERBS)

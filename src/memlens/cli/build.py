@@ -465,7 +465,7 @@ def _print_effects(screen: Screen, index: memlens.Index, model: str | None, seed
     from memlens.role.table import write_effects
 
     for table in ("roles", "values"):
-        index.path(table)  # raises before the model is loaded
+        index.path(table)  # raise for a missing table before the model is loaded
     with ProgressBar(screen) as progress:
         effects = role_effects(index, index.load_model(model), seed=seed, progress=progress)
     write_effects(index, effects, seed)

@@ -206,7 +206,7 @@ def _print_memory(screen: Screen, graph: Circuit, node: Node, names: dict[str, N
 
 
 def _strongest_head(edge: Edge) -> str:
-    """Return " by L3H2" if this head has the largest part of an edge."""
+    """Return " by L3H2" if head L3H2 carries the largest part of the edge."""
     if not edge.heads or edge.heads[0].head in ("direct", "other heads"):
         return ""
     return f" by {edge.heads[0].head}"
@@ -342,7 +342,7 @@ def wires(screen: Screen, index: str, memory: str, top: int, model: str | None) 
     from memlens.index.reader import Index
 
     opened = Index(index)
-    opened.check(memory)  # raises before a model is loaded
+    opened.check(memory)  # raise for an unknown memory before a model is loaded
     print_wires(screen, find_wires(opened, opened.load_model(model), memory, top))
 
 

@@ -100,7 +100,7 @@ def show(
         return
     if mode := next((name for name in given_options() if name in _LIVE), None):
         refuse_others(mode, [mode, "--model", *(["--top"] if mode != "--on" else [])])
-        opened.check(memory)  # raises before a model is loaded
+        opened.check(memory)  # raise for an unknown memory before a model is loaded
         _show_live(screen, mode, opened, opened.load_model(model), memory, on or "", top or _TOP)
         return
     refuse_options(["--model"], f"has no effect without {', '.join(_LIVE[:-1])} or {_LIVE[-1]}")
@@ -205,7 +205,7 @@ def _print_header(screen: Screen, record: MemoryRecord) -> None:
 
 
 def _histogram(record: MemoryRecord) -> Text:
-    """Return the non-empty part of the histogram between its smallest and largest coefficient."""
+    """Return the bins from the first to the last non-empty one, between the smallest and the largest coefficient."""
     counts, edges = list(record.histogram), record.histogram_edges
     filled = [place for place, count in enumerate(counts) if count]
     if not filled:
@@ -581,7 +581,7 @@ def _describe_no_match(index: memlens.Index, query: SearchQuery) -> str:
 
 
 def _print_match_table(screen: Screen, query: SearchQuery, hits: Any) -> None:
-    """Print the memories that a search found. Columns depend on where the text was searched."""
+    """Print the memories that a search found. The columns depend on where the text was searched for."""
     if not query.texts or query.place == "name":
         heads = ["memory", *([query.order] if not query.texts else []), "summary"]
         rows: list[list[Any]] = [

@@ -152,7 +152,7 @@ def _read_intervention(sets: Sequence[str], at: Sequence[int], file: Path | None
 
 
 def _refuse_overwritten(edits: Sequence[Edit]) -> None:
-    """Raise SettingError if a later edit of the same memory overrides an edit."""
+    """Raise SettingError if an edit has no effect because a later edit of the same memory overrides it."""
     last: dict[str, Edit] = {}
     for edit in edits:
         previous = last.get(edit.target, edit)
@@ -178,7 +178,7 @@ def _run_trace(
 def _generate(
     model: MemoryModel, prompt: str, count: int, intervention: Intervention | None, temperature: float, seed: int
 ) -> list[Continuation]:
-    """Continue the prompt without the edits and, if there are any, with them."""
+    """Generate a continuation of the prompt without the edits and, if there are edits, one with them."""
     from memlens.tracer.intervene import generate
 
     if not count:

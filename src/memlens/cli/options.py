@@ -172,7 +172,7 @@ validation_option = option(
 
 
 def location_option(name: str = "model") -> Decorator:
-    """Add --model, the current location of an index's model. The verb receives it under `name`."""
+    """Add --model, the current location of an index's model. The verb receives the value as its parameter `name`."""
     return option(
         "--model",
         name,
@@ -183,7 +183,10 @@ def location_option(name: str = "model") -> Decorator:
 
 
 def open_model_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --model, --device and --dtype. The verb receives them as `place`, the options of `open_model`."""
+    """Add --model, --device and --dtype.
+
+    The verb receives their values as `place`, a dict of options for `open_model`.
+    """
 
     @wraps(function)
     def run(*arguments: Any, **values: Any) -> None:

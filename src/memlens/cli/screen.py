@@ -1,7 +1,7 @@
 """Output of a command: results on stdout, and notes, details and the progress bar on stderr.
 
 On a terminal, results have color and fit its width. In a pipe or a file, lines are plain and complete, and no progress
-bar is drawn. NO_COLOR is honored.
+bar is drawn. If NO_COLOR is set, results have no color.
 """
 
 import json
@@ -127,7 +127,10 @@ class Screen:
         self.result(Padding(content, (0, 0, 0, indent)))
 
     def flow(self, pieces: Sequence[Text], gap: str = "   ") -> None:
-        """Print pieces in one line, and in further lines if they do not fit. A piece longer than a line is cut."""
+        """Print pieces of text on one line, or on several lines if they do not fit.
+
+        A piece longer than a line is cut.
+        """
         lines: list[Text] = []
         for piece in pieces:
             if lines and lines[-1].cell_len + len(gap) + piece.cell_len <= self.out.width:
@@ -202,7 +205,7 @@ class Screen:
         empty: str = "none found",
         wrap: bool = False,
     ) -> None:
-        """Print records as JSON or as rows of a table. Without records, the table is replaced by the note `empty`."""
+        """Print records as JSON or as rows of a table. If there are no records, the note `empty` replaces the table."""
         if self.as_json:
             self.json(records)
         elif records:

@@ -1,7 +1,7 @@
 """The web application: routers, error responses, and serve(), which runs the application until it is stopped.
 
 Status codes: 404 for an unknown name, 422 for an invalid request, 409 for a missing model or a damaged index, 429 if
-the model is busy. Any other error is a bug and gives 500. Errors are JSON under /api/ and pages elsewhere.
+the model is busy. Any other error is a bug and gives 500. Under /api/, errors are JSON. Elsewhere, they are pages.
 """
 
 import socket

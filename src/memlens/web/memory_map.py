@@ -37,8 +37,8 @@ class Statistics:
     layers: tuple[int, ...]
     names: MemoryNames
     starts: NDArray[np.int64]  # [layers + 1]: first row of each layer
-    numbers: dict[str, NDArray[Any]] = field(default_factory=dict)  # max, mean, frequency, max_p
-    categories: dict[str, NDArray[np.uint8]] = field(default_factory=dict)  # dead, agreement, class, role
+    numbers: dict[str, NDArray[Any]] = field(default_factory=dict)  # keys: max, mean, frequency, max_p
+    categories: dict[str, NDArray[np.uint8]] = field(default_factory=dict)  # keys: dead, agreement, class, role
 
     def __len__(self) -> int:
         return int(self.starts[-1])

@@ -153,7 +153,7 @@ def make_site(
 
     Args:
         layers: Layers to include. Default: all.
-        top: Triggers per memory at each end.
+        top: Number of top triggers, and of bottom triggers, per memory.
         circuits: Saved circuits to include.
         force: Replace an existing site.
     """

@@ -236,11 +236,11 @@ class Workbench:
 
     @contextmanager
     def model(self) -> Iterator[MemoryModel]:
-        """Lend the model to one thread at a time, for at most `live.seconds`.
+        """Lend the model to one thread at a time, for at most `live.seconds` seconds.
 
         Raises:
             ModelError: There is no model, or it is still loading.
-            SettingError: The computation took too long. This is checked before every layer.
+            SettingError: The computation took too long. The time is checked before every layer.
         """
         if self._model is None:
             raise ModelError(self.status_text)
@@ -265,7 +265,7 @@ class Workbench:
             Thread(target=self._load, name="memlens model", daemon=True).start()
 
     def close(self) -> None:
-        """Stop background work and close the indexes. Waits for the running step."""
+        """Stop background work and close the indexes. Waits until the current step has ended."""
         self._closing.set()
         if self._preparing is not None:
             self._preparing.join()

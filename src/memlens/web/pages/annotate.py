@@ -172,7 +172,7 @@ def finish_from_form(bench: Bench, annotator: Annotator) -> Response:
 
 @router.get("/api/annotate", responses=MODEL_PROBLEMS)
 def read_annotation_study(bench: Bench) -> Study:
-    """Return the sample and everyone's progress, without labels."""
+    """Return the sample and the progress of all annotators, without labels."""
     return read_study(bench.index.annotations)
 
 

@@ -55,7 +55,10 @@ def read_collections(bench: Bench) -> list[Note]:
 
 @router.put("/api/collections/{name}", responses=PROBLEMS)
 def keep_memory(bench: Bench, viewer: Viewer, name: Name, content: KeptMemory) -> Note:
-    """Replace the note of a memory. An empty note removes the memory. Earlier notes stay in the history."""
+    """Replace the note of a memory.
+
+    An empty note removes the memory from the collections. Earlier notes stay in the history.
+    """
     note = Note(viewer or "me", bench.index.check(name), **_parts(content))
     bench.index.annotations.save(note)
     return note

@@ -344,7 +344,7 @@ def _describe_bin(number: int, edges: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class ScoreAxis:
-    """The axis of a value's scores, from the lowest to the highest token, with a histogram if it is stored."""
+    """The axis of a value's scores, from the lowest to the highest score, with a histogram if the index has one."""
 
     low: float
     high: float

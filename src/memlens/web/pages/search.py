@@ -162,7 +162,7 @@ async def search_firing(
 ) -> FiringResult:
     """List the memories that are active on a text. Needs the model.
 
-    By default, memories with coefficients closest to their maximum come first.
+    By default, memories whose coefficients are closest to their maximum come first.
     """
     return await run_model(request, bench, lambda model: _find_firing(bench, model, text, order, layers, limit))
 
