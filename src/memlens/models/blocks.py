@@ -25,7 +25,7 @@ _SEQUENCES, _LENGTH, _SEED = 2, 8, 2021  # a short probe, because every load run
 
 
 def probe_tokens(tokens: int, context: int | None) -> Tensor:
-    """Return random token ids below `tokens`, int64 [2, 8]. If the context is shorter than 8, rows are as well."""
+    """Return random token ids below `tokens`, int64 [2, 8]. A context shorter than 8 tokens gives shorter rows."""
     length = _LENGTH if context is None else min(_LENGTH, context)
     return torch.randint(0, tokens, (_SEQUENCES, length), generator=torch.Generator().manual_seed(_SEED))
 
@@ -84,7 +84,7 @@ class BlockCall:
 
     @cached_property
     def trace(self) -> BlockTrace:
-        """The first trace, which discovery and proof share."""
+        """The trace of the first re-run, which discovery and proof share."""
         return self.traced()
 
 
@@ -115,7 +115,7 @@ def reject_on_error(step: str) -> Iterator[None]:
 
 
 def first_input(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Return the first tensor among positional and keyword arguments, or None."""
+    """Return the first tensor among positional and keyword arguments, or None if there is none."""
     return next((value for value in (*arguments, *keywords.values()) if isinstance(value, Tensor)), None)
 
 
@@ -131,7 +131,7 @@ def with_first_input(
 
 
 def first_output(output: Any) -> Any:
-    """Return the first tensor of a return value, or None."""
+    """Return the first tensor of a return value, or None if it has none."""
     if isinstance(output, tuple | list):
         return next((value for value in output if isinstance(value, Tensor)), None)
     return output if isinstance(output, Tensor) else None
@@ -234,7 +234,7 @@ def replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]
 
 
 def passed_over(calls: Sequence[BlockCall], states: Tensor) -> AbstractContextManager[None]:
-    """Skip the blocks. Inside the context, each block returns `states` without running."""
+    """Inside the context, skip the blocks: each returns `states` without running."""
 
     def forward(call: BlockCall) -> Callable[..., Any]:
         return lambda *_arguments, **_keywords: call.recorded.returning(states)
@@ -266,7 +266,9 @@ def find_blocks(network: nn.Module, tokens: Tensor, run: Callable[[], Any]) -> l
 def _check_chain(modules: list[nn.Module], calls: list[ModuleCall], tokens: Tensor) -> None:
     shapes = sorted({str(list(tensor.shape)) for call in calls for tensor in (call.inputs, call.output)})
     if len(shapes) != 1 or calls[0].inputs.dim() != 3 or calls[0].inputs.shape[:2] != tokens.shape:
-        raise UnsupportedModel(f"its blocks do not read and write one stream [batch, position, width]: {shapes[:3]}")
+        raise UnsupportedModel(
+            f"its blocks do not all read and write a stream of one shape [batch, position, width]; found {shapes[:3]}"
+        )
     if [call.module for call in calls] != modules:
         raise UnsupportedModel("its blocks do not run once each, one after another")
     if not all(torch.equal(before.output, after.inputs) for before, after in pairwise(calls)):

@@ -1,13 +1,14 @@
 """States of every layer at selected positions, and a token's logit as an exact sum over the parts of a state.
 
 The last state is a sum of embedding, attention, memories and biases. The final norm is linear except for its scale, so
-the scale is fixed at the value for the state that is read:
+the scale is fixed at its value for the decomposed state:
 
     logit = constant + sum over parts of part . direction
 
 The constant comes from biases. A post-norm between memories and stream is treated in the same way. The sum is the
-model's logit before soft-capping. For an adaptive softmax it is the word's score plus the score of its band's class,
-before both are normalized (`Lens.logit_is`). `relative` subtracts the mean logit over the vocabulary.
+model's logit before soft-capping. For an adaptive softmax, the sum is the word's score plus the score of the class of
+the word's band, before both are normalized (`Lens.logit_is`). With `relative`, the mean logit over the vocabulary is
+subtracted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from memlens.models.memory_model import MemoryModel
 
 
 class LayerUse(NamedTuple):
-    """The coefficients of one layer's memories and the weights of its groups at n positions."""
+    """The coefficients of one layer's memories and the weights of the layer's groups, at n positions."""
 
     coefficients: Tensor  # [n, memories]
     weights: Tensor  # [n, groups], factor of each group's m and biases; 0 if the token did not reach the group
@@ -67,7 +68,7 @@ class PositionStates:
         return PositionStates(self.embedding[part], *map(cut, stores))
 
     def copy(self) -> PositionStates:
-        """Return a copy. Otherwise, a small slice would keep the whole tensors in memory."""
+        """Return a copy. Without a copy, a small slice would keep the whole tensors in memory."""
         return PositionStates.join([self, self[:0]])
 
     @staticmethod
@@ -96,7 +97,8 @@ def record_positions(
         model: The model to run.
         tokens: [batch, pos] int64.
         rows: [n] int64.
-        layers: Layers whose coefficients are recorded; None for all. States are recorded for all layers.
+        layers: Layers whose coefficients are recorded, or None for all layers. States are always recorded for all
+            layers.
     """
     rows = rows.to(model.device)
     embedding: dict[int, Tensor] = {}
@@ -148,7 +150,7 @@ class LogitParts:
 
 
 class LogitDecomposition:
-    """Directions, constants and parts for one model. The output embedding is computed once, on first use."""
+    """Splits the logits of one model into parts. The output embedding is computed once, on first use."""
 
     def __init__(self, model: MemoryModel) -> None:
         self._model = model
@@ -164,12 +166,13 @@ class LogitDecomposition:
         return self._lens.logit_rows(every).mean(0)  # [d]
 
     def direction(self, tokens: Tensor, states: Tensor, relative: bool = False) -> Tensor:
-        """Return directions [n, d]. The product part . direction is what a part of a state adds to its token's logit.
+        """Return one direction per token, [n, d]. A part of a state adds part . direction to the token's logit.
 
         Args:
             tokens: [n].
             states: [n, d], the states at which the final norm's scale is fixed.
-            relative: Use the logit minus the mean of all logits, which is invariant under a common shift.
+            relative: Use the logit minus the mean of all logits, which does not change if all logits shift by a
+                constant.
         """
         rows = self._lens.logit_rows(tokens)
         if relative:
@@ -222,7 +225,7 @@ class LogitDecomposition:
         return torch.cosine_similarity(self._embedding[tokens], self._embedding[other_tokens], dim=-1)
 
     def logit_parts(self, positions: PositionStates, tokens: Tensor, relative: bool = False) -> LogitParts:
-        """Split the model's logit of each position's token [n] into parts."""
+        """Split the model's logit of one token per position [n] into parts."""
         layers = range(len(self._model.layers))
         direction = self.direction(tokens, positions.o[layers[-1]], relative)
         return LogitParts(

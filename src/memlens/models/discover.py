@@ -1,15 +1,17 @@
-"""Discovery: find the keys, values, norms, scales and stream of each block by experiment, without a list of models.
+"""Discovery: find the keys, values, norms, scales and stream of each block by experiments, without a list of models.
 
 The network runs once on a few tokens. Then each block is re-run alone (blocks.py):
 
-1. Find the groups of memories. A linear map holds values if its input is computed from keys of the stream (match.py).
-   Experts are recognized by the interface that transformers has for them.
+1. Find the groups of memories. A linear map contains values if its input is computed by keys that read the stream
+   (match.py). Experts are recognized by the interface that transformers has for them.
 2. Silence the groups and see how the block's output changes. The output of the groups reaches the stream unchanged,
    scaled by a constant or by a factor per coordinate, or through a norm.
 3. Silence one group at a time to find its scale: none, a constant, a factor per coordinate or a gate per token.
-4. Find the block's input: the stream that it adds to, or the stream before its attention (a parallel block).
+4. Find the input of the feed-forward part: the stream that it adds to, or, in a parallel block, the stream before
+   attention.
 
-The result is a proposal for proof.py. An error in any step rejects the model with the layer and the step.
+The result is a proposal for proof.py. If any step fails, the model is rejected with an error that names the layer and
+the step.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def discover_layers(calls: Sequence[BlockCall], activations: Sequence[str]) -> l
 
     Args:
         calls: The calls of the blocks.
-        activations: Names of activations to try first.
+        activations: Names of the activations to try first.
 
     Raises:
         UnsupportedModel: A block's feed-forward part is not recognized, or no block has one.
@@ -79,7 +81,7 @@ class _Discovery:
         self.by_module = {call.module: call for call in self.calls}
 
     def layer(self) -> MemoryLayer:
-        """Run all steps and return the layer, which has no groups if the block has no memories."""
+        """Run all steps of the discovery and return the layer. It has no groups if the block has no memories."""
         with reject_on_error("its keys and values cannot be found"):
             groups = [*self._linear_groups(), *self._expert_groups()]
         if not groups:
@@ -197,14 +199,17 @@ class _Discovery:
     # Step 2
 
     def _silence(self, groups: Sequence[MemoryGroup]) -> dict[nn.Module | None, ModuleCall | Tensor]:
-        """Re-run the block with these groups silenced. Returns {module: call}, with the block's output under None."""
+        """Re-run the block with these groups silenced.
+
+        Returns {module: call}; the key None holds the block's output.
+        """
         layer = self._layer(groups, (), None, None, None, False)
         with hooks.edit_coefficients(layer, lambda c, _group: torch.zeros_like(c)):
             silent = self.call.traced()
         return {None: silent.output} | {call.module: call for call in silent.calls}
 
     def _possible_outputs(self, groups: Sequence[MemoryGroup]) -> Iterator[tuple[nn.Module, ...]]:
-        """Yield modules whose output may be the sum of all groups, the innermost first."""
+        """Yield modules whose outputs may add up to the sum of all groups, innermost modules first."""
         parts = list(dict.fromkeys(group.writer for group in groups))
         if len(parts) == 1 and isinstance(groups[0], LinearGroup):
             yield (parts[0],)
@@ -221,7 +226,7 @@ class _Discovery:
         if len(parts) == 1:
             yield (parts[0],)
             return
-        # no module returns the sum, so use, for each part, the outermost module that contains no other part
+        # no module returns the sum: use the outermost modules that contain exactly one part each
         yield tuple(next(module for module in above if {part} == set(module.modules()) & set(parts)) for part in parts)
 
     def _out(self, outputs: tuple[nn.Module, ...], calls: dict[Any, Any] | None = None) -> Tensor:
@@ -229,15 +234,15 @@ class _Discovery:
         return torch.stack([rows_of(of[module].output) for module in outputs]).sum(0)
 
     def _path_to_stream(self, outputs: tuple[nn.Module, ...], silent: dict[Any, Any]) -> tuple[Norm | None, Scale]:
-        """Return the post-norm and the scale between the sum of the groups and the stream."""
+        """Return the post-norm and the scale that are applied between the sum of the groups and the stream."""
         if any(module not in silent for module in outputs):
             raise UnsupportedModel("its feed-forward part does not run in every pass")
         change = rows_of(self.o - silent[None])
         out, out_silent = self._out(outputs), self._out(outputs, silent)
         if out.shape != change.shape:
             raise UnsupportedModel(
-                f"its feed-forward part has width {out.shape[-1]} and its stream {change.shape[-1]}, as with "
-                "hyper-connections, so there is no single r and o"
+                f"its feed-forward part has width {out.shape[-1]} and its stream has width {change.shape[-1]}, as with "
+                "hyper-connections, but memlens needs one stream of the same width"
             )
         scale, fits = self._fit(change, out - out_silent)
         if fits:
@@ -254,7 +259,10 @@ class _Discovery:
         raise UnsupportedModel(self._why_not_added())
 
     def _fit(self, reached: Tensor, source: Tensor) -> tuple[Scale, bool]:
-        """Fit reached = scale * source [n, d] with a constant or a factor per coordinate. Returns (scale, is close)."""
+        """Fit reached = scale * source [n, d] with a constant or a factor per coordinate.
+
+        Returns (scale, whether the fit is close).
+        """
         # if an expert has almost no weight (Zaya), the difference of two sums is rounding noise
         clear = source.abs().amax(-1) > 1e-4 * rows_of(self.o).abs().amax(-1)
         if clear.any():
@@ -279,7 +287,7 @@ class _Discovery:
     # Step 3
 
     def _group_scales(self, groups: Sequence[MemoryGroup], outputs: tuple[nn.Module, ...]) -> list[MemoryGroup]:
-        """Return the groups, each with the scale between the group and the modules that return the sum."""
+        """Return the groups, each with the factor by which its output is scaled before the groups are summed."""
         scaled_groups: list[MemoryGroup] = []
         experts = [group for group in groups if group.kind == "routed"]
         for part in (*([group] for group in groups if group.kind != "routed"), experts):
@@ -322,7 +330,7 @@ class _Discovery:
     # Step 4
 
     def _find_input(self, groups: Sequence[MemoryGroup], y: Tensor) -> tuple[Norm | None, bool]:
-        """Return the norm whose output is x, and True if the block reads the stream before its attention."""
+        """Return (norm whose output is x, whether the block reads the stream before its attention)."""
         x, *more_inputs = (
             rows_of(self.by_module[module].inputs) for module in dict.fromkeys(group.reader for group in groups)
         )
@@ -334,7 +342,9 @@ class _Discovery:
                 return norm, False
             if deviation(read, rows_of(self.call.states)) < NEAR:
                 return norm, True
-        raise UnsupportedModel("its feed-forward part does not read the stream that it adds to, or not through a norm")
+        raise UnsupportedModel(
+            "its feed-forward part does not read the stream that it adds to (directly or through a norm)"
+        )
 
     def _norms_before(self, x: Tensor) -> Iterator[tuple[Norm, Tensor]]:
         """Yield (norm, its input) for norms whose output is x."""
@@ -347,7 +357,7 @@ class _Discovery:
 
 @dataclass(frozen=True, eq=False)
 class TokenGate:
-    """The gate of a shared expert per token, sigmoid(x w): x [..., d] -> [..., 1]."""
+    """The gate of a shared expert, one factor per token: x [..., d] -> sigmoid(x w) [..., 1]."""
 
     module: Any
 

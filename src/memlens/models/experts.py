@@ -2,10 +2,10 @@
 
 transformers stores the experts of a layer as stacked tensors in one module and accepts registered functions that run
 them. On the CPU, `run_experts` loops over the experts in the same order and with the same products as the module's own
-code, so its output is bit-identical. On a device, it computes what transformers' grouped implementation computes.
-Between the key and value projections it exposes the coefficients.
+code, so its output is bit-identical. On a device, it makes the same computation as transformers' grouped
+implementation. Between the key and value projections, it passes the coefficients to observers and edits.
 
-The output of an expert for a token is w (m V + b), with w the router's weight. The coefficient is w m. The bias w b
+The output of an expert for a token is w (m V + b), where w is the router's weight. The coefficient is w m. The bias w b
 belongs to no memory.
 """
 
@@ -87,7 +87,7 @@ class ExpertGroup(MemoryGroup):
 
     @property
     def _inward(self) -> Tensor:
-        """The rows of the keys [size, d], or of gate and up together [2 * size, d]."""
+        """The rows of the keys [size, d], or, for a gated expert, of gate and up together [2 * size, d]."""
         stacked = self.experts.gate_up_proj if self.gated else self.experts.up_proj
         rows: Tensor = stacked.detach()[self.expert]
         return rows.T if self.experts.is_transposed else rows
@@ -124,7 +124,7 @@ class _Watcher(NamedTuple):
     groups: dict[int, ExpertGroup]
     shape: BatchShape
     use: Callable[[Any], None]
-    split: bool  # whether `use` takes the CoefficientBlock of each expert, or a RoutedBlock of all experts
+    split: bool  # True if `use` takes a CoefficientBlock per expert, False for a RoutedBlock of all
 
 
 @dataclass(eq=False)
@@ -165,7 +165,7 @@ class StackedExperts:
 
 
 def stacked_experts(layer: MemoryLayer) -> list[StackedExperts]:
-    """Return the modules of stacked experts in a layer."""
+    """Return the modules of a layer that hold stacked experts."""
     by_module: dict[int, tuple[nn.Module, dict[int, ExpertGroup]]] = {}
     for group in layer.groups:
         if isinstance(group, ExpertGroup):
@@ -175,7 +175,7 @@ def stacked_experts(layer: MemoryLayer) -> list[StackedExperts]:
 
 @contextmanager
 def replace_experts(network: Any) -> Iterator[None]:
-    """Run the experts of a network with `run_experts` inside the context, and restore the setting afterwards."""
+    """Inside the context, run the experts of a network with `run_experts`."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     before = network.get_experts_implementation()
@@ -189,10 +189,10 @@ def replace_experts(network: Any) -> Iterator[None]:
 
 
 def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Return the sum of w (m V + b) over experts, [tokens, d], for states [tokens, d] and experts [tokens, k].
+    """Return the sum of w (m V + b) over each token's k experts, [tokens, d], for states [tokens, d].
 
-    On the CPU, a loop over experts is faster (docs/benchmarks.md) and gives the bits of the module's own loop. On a
-    device, it would wait for the router in every layer, so all experts run in one grouped product.
+    On the CPU, a loop over experts is faster (docs/benchmarks.md) and gives the same bits as the module's own loop. On
+    a device, a loop would wait for the router in every layer, so all experts run in one grouped product.
     """
     taps: _Taps = getattr(experts, _TAPS, None) or _Taps()
     is_grouped = hidden_states.device.type != "cpu" or any(not watcher.split for watcher in taps.watchers)
@@ -203,7 +203,7 @@ def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_
 def _run_grouped(
     experts: Any, taps: _Taps, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
-    # sorted by expert, then by its rank for the token, then by token
+    # sort by expert, then by the expert's rank for the token, then by token
     chosen, order = torch.sort(top_k_index.T.reshape(-1), stable=True)
     rows, weights = order % len(hidden_states), top_k_weights.T.reshape(-1)[order]
     stops = torch.searchsorted(chosen, torch.arange(experts.num_experts, device=chosen.device), right=True)
@@ -222,7 +222,7 @@ def _run_grouped(
 
 
 def _grouped(experts: Any, name: str, states: Tensor, chosen: Tensor, stops: Tensor) -> Tensor:
-    """Return the product of states [n, inputs], sorted by expert, with the matrix of each expert, plus its bias."""
+    """Multiply states [n, inputs], sorted by expert, by their expert's matrix and add the expert's bias."""
     if states.device.type == "cpu":  # torch's grouped product supports neither all dtypes nor all sizes there
         edges = pairwise([0, *stops.tolist()])
         return torch.cat([_affine(experts, name, e, states[first:stop]) for e, (first, stop) in enumerate(edges)])
@@ -265,7 +265,7 @@ def _run_one_by_one(
 
 
 def _affine(experts: Any, name: str, expert: int, states: Tensor) -> Tensor:
-    """Return the product of states [n, inputs] with one expert's matrix, plus its bias."""
+    """Multiply states [n, inputs] by one expert's matrix and add the expert's bias."""
     weight, bias = getattr(experts, name)[expert], _bias_of(experts, name, expert)
     if not experts.is_transposed:
         return nn.functional.linear(states, weight, bias)

@@ -2,7 +2,8 @@
 
 The checkpoint is a folder with model.pt and dict.txt. Tokens are whole words. The first four tokens are special, and
 line k of dict.txt, counted from 0, is token k + 4. Other words become `<unk>`. The lens is the adaptive softmax. Its
-scores are log-probabilities over all words, for states and for values, because there is no final norm and no bias.
+scores are log-probabilities over all words. States and values are read in the same way, because there is no final norm
+and no bias.
 
 The file has four sections: the network, the checkpoint, the words and the model.
 """
@@ -45,12 +46,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_fast": partial(gelu, approximate="tanh"),  # older name of gelu_accurate
 }
 _FIRST_POSITION = 2  # the padding token's id plus one
-_SCORES_AT_ONCE = 1 << 24  # maximum number of intermediate numbers of the softmax in memory
+_SCORES_AT_ONCE = 1 << 24  # maximum number of intermediate values of the softmax in memory
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a network. Bands are given by the word ids at which they end."""
+    """The sizes of a network. Each band is given by the word id at which it ends."""
 
     layers: int
     width: int
@@ -73,7 +74,7 @@ def band_widths(width: int, factor: float, bands: int) -> list[int]:
 
 
 class AdaptiveInput(nn.Module):
-    """Word vectors, narrower for rarer words. Each band is projected to the model's width."""
+    """Word vectors, which are narrower for rarer words. Each band is projected to the model's width."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -101,7 +102,7 @@ class AdaptiveInput(nn.Module):
 
 
 class TailBand(nn.Module):
-    """The words of a rarer band on the output side."""
+    """The output vectors of a band of rarer words."""
 
     def __init__(self, width: int, narrow: int, size: int) -> None:
         super().__init__()
@@ -318,7 +319,7 @@ def _with_defaults(file_settings: Settings) -> Settings:
 
 
 def read_shape(settings: Settings, vocabulary: int, name: str) -> Shape:
-    """Return the shape that the settings describe.
+    """Return the shape of the network that the settings describe.
 
     Raises:
         UnsupportedModel: The settings describe another kind of network.
@@ -503,7 +504,7 @@ class WordTokenizer(Tokenizer):
     """A tokenizer whose tokens are the words of a dictionary."""
 
     def __init__(self, words: Sequence[str], bos: int = END) -> None:
-        """Create a tokenizer from all words by id, special tokens first. Of equal words, the last is used."""
+        """Create a tokenizer from all words by id, special tokens first. If words are equal, the last one is used."""
         self._words = list(words)
         self._ids = {word: token for token, word in enumerate(self._words)}
         # attention ignores padding, so a text must not contain it
@@ -633,8 +634,8 @@ class AdaptiveModel(MemoryModel):
 class AdaptiveLens(Lens):
     """The adaptive softmax over all words. Every score is a log-probability, so the softmax of the scores is p.
 
-    Scaling a value can change the order of words in different bands. The scores of parts add up to the score of their
-    sum only within a band, and up to a constant. `embedding` contains the directions of the words.
+    Scaling a value can change the order of words from different bands. Within a band, the scores of parts add up to the
+    score of their sum, except for a constant. `embedding` contains the directions of the words.
     """
 
     def __init__(self, network: AdaptiveTransformer) -> None:
@@ -705,7 +706,7 @@ def _memory_layer(number: int, block: Any, activation: str) -> MemoryLayer:
 
 
 def _context(settings: Settings, name: str) -> int | None:
-    """Return the longest input that the checkpoint was trained for. (Sinusoids have no limit.)"""
+    """Return the longest input that the checkpoint was trained on. (Sinusoids themselves have no limit.)"""
     longest = settings.get("max_target_positions") or settings.get("tokens_per_sample")
     if longest is None:
         return None

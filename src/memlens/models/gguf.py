@@ -31,7 +31,7 @@ class GgufHead:
 
     @property
     def adds_bos(self) -> bool | None:
-        """True if texts start with BOS, None if the file does not state it."""
+        """True if texts start with BOS, or None if the file does not say."""
         stated = self.settings.get(_ADDS_BOS)
         return None if stated is None else bool(stated)
 
@@ -55,7 +55,10 @@ def read_head(path: Path) -> GgufHead:
 
 
 def _block_sizes() -> Mapping[int, tuple[int, int]]:
-    """Return (numbers, bytes) per block of each quantization. Empty without the gguf package."""
+    """Return (numbers, bytes) per block of each quantization.
+
+    The result is empty if the gguf package is not installed.
+    """
     try:
         from gguf.constants import GGML_QUANT_SIZES
     except ImportError:
@@ -73,7 +76,7 @@ class _HeadReader:
 
     def head(self) -> GgufHead:
         if self._bytes(4) != b"GGUF" or self._number("I") not in (2, 3):
-            raise ValueError("it does not start like version 2 or 3")
+            raise ValueError("it does not start with the header of GGUF version 2 or 3")
         tensors, settings = self._count(24, "tensors"), self._count(13, "settings")
         head = GgufHead()
         for _ in range(settings):
@@ -91,16 +94,16 @@ class _HeadReader:
         return head
 
     def _shapes(self, count: int) -> Iterator[tuple[str, list[int], int]]:
-        """Yield (name, shape, end of the data relative to the end of the head) of every tensor."""
+        """Yield (name, shape, offset at which its data ends, counted from the end of the head) for every tensor."""
         block_sizes = _block_sizes()
         for _ in range(count):
             name, dimensions = self._text(), int(self._number("I"))
             if dimensions > _MOST_DIMENSIONS:
-                raise ValueError(f"the tensor {name[:60]} has {dimensions} dimensions")
+                raise ValueError(f"the tensor {name[:60]} has {dimensions} dimensions, more than {_MOST_DIMENSIONS}")
             shape = [int(self._number("Q")) for _ in range(dimensions)]
             kind, begin = int(self._number("I")), int(self._number("Q"))
             if any(side > 1 << 40 for side in shape):
-                raise ValueError(f"the tensor {name[:60]} is {shape}")
+                raise ValueError(f"the tensor {name[:60]} has the impossible shape {shape}")
             numbers, size = block_sizes.get(kind, (1, 0))  # transformers rejects unknown kinds
             yield name, shape, begin + math.prod(shape) // numbers * size
 

@@ -2,7 +2,7 @@
 
 A memory is one hidden unit of a feed-forward block: row i of `keys` and row i of `values` (and of `up` if the block is
 gated). A layer has no group, one, or many. Dense groups come first, then shared experts, then routed experts. The
-memories of a layer are numbered in that order.
+memories of a layer are numbered in this order of groups.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class MemoryGroup(ABC):
     """Memories that share one input and one output.
 
     Plain: m = f(x K^T + b_K). Gated: m = f(x G^T + b_G) * (x U^T + b_U), with G in `keys` and U in `up`; `combine`
-    replaces this product if the block uses another function. The output is scale * s * (m V + b_V). s is 1 or a number
-    per token: the gate of a shared expert (`token_scale`), or the router's weight of a routed one. The coefficient is
-    s m.
+    replaces this product if the block uses another function. The output is scale * s * (m V + b_V), and the coefficient
+    is s m. The factor s is 1 or a number per token: the gate of a shared expert (`token_scale`), or the router's weight
+    of a routed expert.
     """
 
     kind: str = "dense"  # "dense", "shared" or "routed"
     expert: int = 0  # number of the expert within its kind
-    start: int = 0  # the number of its first memory in the layer
+    start: int = 0  # the number of the group's first memory in the layer
     activation: str = "relu"  # name in the checkpoint, such as "gelu_new"
     activate: Callable[[Tensor], Tensor] = field(default=torch.relu, repr=False)  # f
     combine: Callable[[Tensor, Tensor], Tensor] | None = field(default=None, repr=False)  # (x G^T + b, x U^T + b) -> m
@@ -103,7 +103,7 @@ class MemoryGroup(ABC):
         return bool((self.activate(torch.tensor([-1.0], device=self.values.device)) < 0).item())
 
     def holds(self, memory: MemoryId | ExpertId) -> bool:
-        """Return True if a memory or expert of the same layer belongs to this group."""
+        """Return True if this memory or expert of the same layer belongs to this group."""
         return (memory.kind, memory.expert) == (self.kind, self.expert)
 
     def coefficients(self, inputs: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class MemoryGroup(ABC):
         return _affine(inputs, self.keys, self.key_bias), up
 
     def weighed_values(self, coefficients: Tensor) -> Tensor:
-        """Return c V [n, d] for coefficients c [n, size], in their dtype and without scale."""
+        """Return c V [n, d] for coefficients c [n, size], in the dtype of c and without the group's scale."""
         return coefficients @ self.values.to(coefficients.dtype)
 
 
@@ -198,17 +198,17 @@ def _bias(projection: nn.Module, rows: slice) -> Tensor | None:
 
 
 class CoefficientBlock(NamedTuple):
-    """The coefficients of one group in one pass, for the tokens that reach it."""
+    """The coefficients of one group in one pass, for the tokens that reach the group."""
 
     group: MemoryGroup
     shape: tuple[int, int]  # (batch, pos) of the pass
     rows: Tensor | None  # [n], distinct rows of the flattened [batch * pos] in any order; None for all in order
     coefficients: Tensor  # [n, size], s * m
-    weights: Tensor | None  # [n], s; None if it is 1 for every token
+    weights: Tensor | None  # [n], the factor s; None if s is 1 for every token
     gates: Tensor | None = None  # [n, size], x G^T + b_G; None if not gated or if experts are edited
 
     def at(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return coefficients [k, size] and s [k] at rows [k] of the flattened pass, 0 for other rows."""
+        """Return coefficients [k, size] and s [k] at rows [k] of the flattened pass: 0 for tokens not in the block."""
         if self.rows is None:
             coefficients = self.coefficients[rows]
             return coefficients, coefficients.new_ones(len(rows)) if self.weights is None else self.weights[rows]
@@ -254,7 +254,8 @@ class RoutedBlock(NamedTuple):
 class MemoryLayer:
     """The memories of one layer and the modules at which its states are observed.
 
-    The block adds y to the residual stream: the sum of all groups, through `post_norm` if there is one, times `scale`.
+    The block adds y to the residual stream. y is the sum of all groups, normalized by `post_norm` if there is one,
+    times `scale`.
     """
 
     number: int
@@ -281,7 +282,7 @@ class MemoryLayer:
 
     @property
     def shape(self) -> tuple[GroupShape, ...]:
-        """Kinds, counts and sizes of the groups, which determine the names of memories."""
+        """The kinds, counts and sizes of the groups, which determine the names of the memories."""
         runs = groupby(self.groups, key=lambda group: (group.kind, group.size))
         return tuple(GroupShape(kind, len(list(groups)), size) for (kind, size), groups in runs)
 
@@ -305,13 +306,16 @@ class MemoryLayer:
 
     @property
     def values(self) -> Tensor:
-        """The values [memories, d] times the scale of each group. A view for one group without scale, else a copy."""
+        """The values [memories, d] times the scale of each group.
+
+        They are a view if there is one group without a scale, otherwise a copy.
+        """
         parts = [scaled(group.values, group.scale) for group in self.groups]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @property
     def keys(self) -> Tensor:
-        """The keys [memories, d]. A view for a single group, otherwise a copy."""
+        """The keys [memories, d]. They are a view if there is a single group, otherwise a copy."""
         parts = [group.keys for group in self.groups]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -324,7 +328,7 @@ class MemoryLayer:
         return next(group for group in self.groups if group.holds(owner))
 
     def values_of(self, numbers: Sequence[int] | Tensor) -> Tensor:
-        """Return the values of some memories times their group's scale, [n, d], without copying other values."""
+        """Return the values of these memories times the scale of their group, [n, d], without copying other values."""
         places = [self.group_of(number) for number in (numbers.tolist() if isinstance(numbers, Tensor) else numbers)]
         rows = [scaled(group.values[place], group.scale) for group, place in places]
         return torch.stack(rows) if rows else self.groups[0].values[:0]

@@ -1,9 +1,9 @@
-"""Context managers that observe and edit the coefficients and states of a block. Hooks exist only inside them.
+"""Context managers that observe and edit the coefficients and states of a block.
 
-Coefficients are read after the down projection has run, from its actual input. Edits happen before it runs. So an
-observer always sees the coefficients that were used, regardless of the order in which the contexts were entered. Routed
-experts are observed in the function that runs them (experts.py). A hook sees every pass through its model, so only one
-thread may use a model at a time.
+Hooks exist only inside the contexts. Coefficients are read after the down projection has run, from its actual input.
+Edits are made before the down projection runs. An observer therefore always sees the coefficients that were used,
+regardless of the order in which the contexts were entered. Routed experts are observed in the function that runs them
+(experts.py). A hook sees every pass through its model, so only one thread may use a model at a time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def on_output(module: nn.Module, use: Callable[[Tensor], None]) -> Iterator[None
 
 
 class BatchShape:
-    """The shape [batch, pos] of the running pass. Some blocks (OPT) flatten the two before their feed-forward part."""
+    """The shape [batch, pos] of the running pass.
+
+    Some blocks (OPT) flatten both dimensions before the feed-forward part.
+    """
 
     def __init__(self) -> None:
         self.batch = self.positions = 0
@@ -64,7 +67,8 @@ Change = Callable[[Tensor, "MemoryGroup"], Tensor]  # (coefficients [batch, pos,
 def watch_coefficients(layer: MemoryLayer, use: Callable[[Any], None], split: bool = True) -> Iterator[None]:
     """Call `use` with the coefficients of each group of the layer after they have been used.
 
-    With `split`, each expert has a CoefficientBlock. Otherwise, all experts behind a router have one RoutedBlock.
+    With `split`, it is called with one CoefficientBlock per expert. Otherwise, it is called with one RoutedBlock for
+    all experts behind a router.
     """
     with _on_groups(layer, partial(_watch_group, use=use), partial(StackedExperts.watch, use=use, split=split)):
         yield
@@ -169,7 +173,10 @@ class _TokenScale:
 
 @contextmanager
 def watch_addition(layer: MemoryLayer, use: Callable[[Tensor], None]) -> Iterator[None]:
-    """Call `use` with y [batch, pos, d], which the block adds to the stream, after post-norm and scale."""
+    """Call `use` with y [batch, pos, d], which the block adds to the stream.
+
+    Post-norm and scale are already applied.
+    """
     shape, parts = BatchShape(), list[Tensor]()
     modules = layer.outputs if layer.post_norm is None else (layer.post_norm.module,)
 

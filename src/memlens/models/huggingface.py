@@ -5,8 +5,9 @@ Other packages can provide the memories of a model type with an entry point of t
     [project.entry-points."memlens.models"]
     mytype = "mypackage:adapt"          # the model_type of a configuration, and a function
 
-adapt(network, tokenizer, name=..., source=...) returns a MemoryModel, usually a subclass of HuggingFaceModel. It takes
-precedence over discovery and over the rejections below, and its result is proven like any other model.
+adapt(network, tokenizer, name=..., source=...) returns a MemoryModel, usually a subclass of HuggingFaceModel. The
+adapter takes precedence over discovery and over the rejections below, and the model that it returns is proven like any
+other.
 """
 
 import json
@@ -82,7 +83,7 @@ def quiet_transformers() -> Iterator[None]:
 # Discovery and proof would reject these types as well. This list gives the reason in terms of the architecture, before
 # any weights are downloaded.
 
-_HYPER = "its blocks pass on several mixed streams (hyper-connections), so there is no single r and o"
+_HYPER = "its blocks pass on several mixed streams (hyper-connections), so there is no single residual stream"
 _ALTUP = "its blocks predict and correct several copies of the stream (AltUp), so a value is not simply added to one"
 _INPUT = "its router scales the input of experts instead of their output, so m is not a key's match with the stream"
 _MAMBA = "its blocks are state space mixers without a feed-forward part, so it has no memories"
@@ -114,7 +115,7 @@ _REASONS: dict[str, str] = {
     "mllama": "some of its blocks attend to images and are skipped for text, so its layers are not a chain",
     "paligemma": "it reads a prompt in both directions, so the coefficients of a prefix depend on later tokens",
     "prophetnet": "it predicts several tokens ahead with separate streams; use a causal language model",
-    "reformer": "its blocks are reversible and carry two streams, so there is no single r and o",
+    "reformer": "its blocks are reversible and carry two streams, so there is no single residual stream",
     "rwkv": "its channel mixing gates the sum of values and reads the previous token, so y is not m V",
     "voxtral_realtime": _MEDIA,
     "xlnet": "it predicts tokens in any order with two streams, so a prefix has no single state",
@@ -134,7 +135,7 @@ _OTHER_HEADS = {
 
 
 def text_config(config: Config) -> Config:
-    """Return the configuration of the language model inside a multimodal model, or of a text model itself."""
+    """Return the configuration of the language model, which may be part of a multimodal model."""
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
@@ -266,13 +267,13 @@ class HuggingFaceModel(MemoryModel):
         return output
 
     def running(self) -> AbstractContextManager[None]:
-        """Run experts with `run_experts`, also in passes without observers, so that all passes give the same bits."""
+        """Run experts with `run_experts` even in passes without observers, so that all passes give the same bits."""
         return replace_experts(self.network) if self._has_experts else nullcontext()
 
     def _mask(self, tokens: Tensor) -> Tensor | None:
         """Return a mask of ones if the model has a padding token, otherwise None.
 
-        Without the mask, transformers would warn about the padding token.
+        If the mask were missing, transformers would warn about the padding token.
         """
         return None if getattr(text_config(self.config), "pad_token_id", None) is None else torch.ones_like(tokens)
 
@@ -364,7 +365,7 @@ def find_lens(network: Any, probe: Probe, run: Callable[[], Tensor], soft_caps: 
         network: The network with its head.
         probe: A pass through the blocks.
         run: Computes the logits of the probe's tokens.
-        soft_caps: Numbers in the configuration that may be a soft cap.
+        soft_caps: Numbers in the configuration that may be the soft cap of the logits.
     """
     states, around = probe.calls[-1].states, probe.around
     calls: list[ModuleCall] = []
@@ -394,7 +395,7 @@ def _head(network: Any, calls: Sequence[ModuleCall], logits: Tensor) -> ModuleCa
 
 
 def _scale_and_cap(logits: Tensor, scores: Tensor, soft_caps: Sequence[float]) -> tuple[float, float | None]:
-    """Return the (scale, cap) that best fit logits = cap * tanh(scale * scores / cap); cap None: scale * scores."""
+    """Return the (scale, cap) that best fit logits = cap * tanh(scale * scores / cap), without tanh if cap is None."""
     candidates: list[tuple[float, float, float | None]] = []
     if (scale := ratio(logits, scores)) is not None:
         candidates.append((deviation(scores * scale, logits), scale, None))

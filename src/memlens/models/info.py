@@ -26,7 +26,7 @@ class ModelInfo:
     signed: bool  # True if bottom triggers are kept by default
     parallel: bool  # True if attention and feed-forward block read the same stream
     input_norm: str | None  # "LayerNorm" or "RMSNorm"; None if the block reads the stream itself
-    post_norm: str | None  # kind of norm after the block; None if the output is added to the stream directly
+    post_norm: str | None  # kind of norm after the feed-forward block; None if its output is added directly
     final_norm: str | None
     readings: tuple[str, ...]  # supported readings of values, the default first
     soft_cap: float | None

@@ -1,9 +1,9 @@
 """Norms, the lens from states and values to vocabulary scores, and the cases of the paper's Figure 11.
 
 A state (r or o) is read as the model reads it: final norm, output embedding E, bias. A value is a direction, not a
-state, so only the linear part applies, without bias. The reading `folded` is (v * gain) E. If there is a post-norm, its
-gain is applied to v first. If the final norm is a LayerNorm, v is then centered. The reading `raw` is v E. The
-addition y of a block is a sum of values and is read like a value.
+state, so only the linear part of this reading applies to it, without bias. The reading `folded` is (v * gain) E. If
+there is a post-norm, its gain is applied to v first. If the final norm is a LayerNorm, v is then centered. The reading
+`raw` is v E. The addition y of a block is a sum of values and is read like a value.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Norm:
 
     @property
     def centers(self) -> bool:
-        """True if the norm subtracts the mean over the width."""
+        """True if the norm subtracts the mean over the coordinates."""
         return self.kind.startswith("layer")
 
     @property
@@ -137,9 +137,9 @@ class Lens:
 
     @property
     def embedding(self) -> Tensor:
-        """The output embedding E times its constants, [vocabulary, d], float32 or finer.
+        """The output embedding E times the constants around it, [vocabulary, d], float32 or finer.
 
-        The result is a copy only if a constant or a conversion applies.
+        It is a copy only if there is a constant or a conversion.
         """
         return self._scaled(at_least_float32(self._output_weight))
 
@@ -181,7 +181,7 @@ class Lens:
         return weight
 
     def folded(self, vectors: Tensor, layer: int, reading: str | None = None) -> Tensor:
-        """Return vectors [n, d] of a layer in the form that `folded_scores` multiplies by E."""
+        """Fold the norms into vectors [n, d] of a layer, in preparation for `folded_scores`."""
         reading = self.checked_reading(reading)
         vectors = at_least_float32(vectors)
         post_norm, scale = self._post_norms[layer], self._layer_scales[layer]
@@ -194,11 +194,14 @@ class Lens:
         return vectors if self.final_norm is None else self.final_norm.folded(vectors)
 
     def value_scores(self, values: Tensor, layer: int, reading: str | None = None, out: Tensor | None = None) -> Tensor:
-        """Return scores [n, vocabulary] of values [n, d] of a layer, in `out` if the lens supports it."""
+        """Return scores [n, vocabulary] of values [n, d] of a layer.
+
+        They are written to `out` if the lens supports it.
+        """
         return self.folded_scores(self.folded(values, layer, reading), out)
 
     def addition_scores(self, additions: Tensor, layer: int, reading: str | None = None) -> Tensor:
-        """Return scores [n, vocabulary] of y [n, d] of a layer, read like its values."""
+        """Return scores [n, vocabulary] of the addition y [n, d] of a layer, which is read like the layer's values."""
         reading = self.checked_reading(reading)
         additions = at_least_float32(additions)
         post_norm = self._post_norms[layer] if self._post_norms else None
@@ -208,7 +211,7 @@ class Lens:
         return self.folded_scores(additions if self.final_norm is None else self.final_norm.folded(additions))
 
     def folded_scores(self, vectors: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return scores [n, vocabulary] of vectors [n, d] from `folded`, in `out` if given.
+        """Return scores [n, vocabulary] of vectors [n, d] from `folded`. They are written to `out` if it is given.
 
         The vectors may come from several layers.
         """
@@ -230,11 +233,11 @@ class Lens:
         return logits if self.soft_cap is None else torch.tanh(logits / self.soft_cap) * self.soft_cap
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Return the softmax of the logits, after soft-capping if the model does that."""
+        """Return the softmax of the logits, which are soft-capped first if the model has a soft cap."""
         return torch.softmax(self.capped(at_least_float32(logits)), dim=-1)
 
     def checked_reading(self, reading: str | None) -> str:
-        """Return the reading, or the default for None.
+        """Return the reading, or the model's default reading if it is None.
 
         Raises:
             SettingError: The model does not support this reading.

@@ -1,4 +1,4 @@
-"""`load`: a Hub id, a folder, a .gguf file or a loaded object as a proven MemoryModel.
+"""`load` turns a Hub id, a folder, a .gguf file or a loaded object into a proven MemoryModel.
 
 Weights come from safetensors, from a .gguf file (dequantized) or from a .bin file through torch's reader for plain
 tensors. No code of a checkpoint is run and no object is unpickled. Configuration and weights must match completely:
@@ -53,7 +53,7 @@ _OLD_TABLES = re.compile(r"(attn|attention)\.(masked_)?bias$|\.(rotary_emb|maybe
 
 @dataclass(frozen=True)
 class _Options:
-    """The arguments of load() besides the model."""
+    """The arguments of load(), except for the model."""
 
     tokenizer: Any
     device: torch.device
@@ -117,7 +117,10 @@ def load(
 
 
 def _stamps(name: str) -> dict[str, FileStamp | None]:
-    """Return the stamps of a file or of the files in a folder. A Hub id has none: its cached files never change."""
+    """Return the stamps of a file or of the files in a folder.
+
+    A Hub id has no stamps, because its cached files never change.
+    """
     try:
         path = Path(name).expanduser()
         files = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -164,7 +167,7 @@ def is_here(name: str) -> bool:
 def _expanded(name: str) -> Path:
     try:
         return Path(name).expanduser()
-    except RuntimeError as error:  # "~name" of an unknown user
+    except RuntimeError as error:  # raised for "~name" if there is no such user
         raise ModelNotFound(f"'{name}': no such home folder; use the full path") from error
 
 
@@ -224,13 +227,13 @@ def _load_checkpoint(place: str, options: _Options, *, name: str, source: str) -
         network = _read_network(place, name, config, options.dtype).to(options.device)
     else:
         network = _read_network(place, name, config, options.dtype, device_map=_device_map(options.device_map))
-    if any(tensor.dtype == options.dtype for tensor in tensors.values()):  # conversion has copied other dtypes
+    if any(tensor.dtype == options.dtype for tensor in tensors.values()):  # conversion has already copied other dtypes
         _copy_mapped_weights_(network)
     return as_memories(network, tokenizer or _read_tokenizer(place), name=name, source=source)
 
 
 def _load_gguf(path: Path, options: _Options) -> MemoryModel:
-    """Load the model and the tokenizer of a .gguf file. Its metadata state whether texts start with BOS."""
+    """Load the model and the tokenizer of a .gguf file. The metadata of the file state whether texts start with BOS."""
     tokenizer = _tokenizer(options.tokenizer)
     with needing("gguf", str(path), ModelError):  # transformers needs both packages to read .gguf files
         import_module("gguf")
@@ -270,7 +273,7 @@ def _wrap_object(network: Any, tokenizer: Tokenizer | None) -> MemoryModel:
 
 
 def _shape_mismatch(tensors: Mapping[str, torch.Tensor], config: Config, name: str) -> ModelError | None:
-    """Return an error that names the first tensor whose shape differs from its configuration, or None."""
+    """Return an error that names the first tensor whose shape does not match the configuration, or None if all do."""
     network = network_without_weights(config, name)
     body = f"{network.base_model_prefix}."
     for key, parameter in network.named_parameters():
@@ -329,7 +332,7 @@ def _read_network(place: str, name: str, config: Config, dtype: torch.dtype, **o
         if mismatch := _shape_mismatch(dict(network.named_parameters()), config, name):
             raise mismatch
         network._weight_conversions = None  # otherwise save() would use the names of quantized tensors
-        network.to(dtype)  # from bfloat16, which represents each number exactly
+        network.to(dtype)  # from bfloat16, where each number is exact
     return network
 
 
@@ -439,7 +442,7 @@ _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in transformers' order 
 _REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _IMPLEMENTATIONS = (None, "eager", "sdpa", "batched_mm", "grouped_mm")  # implementations in transformers itself
 _COUNTS_LAYERS = re.compile(r"(n|num)_(hidden_|decoder_)?layers?|attention_types")
-_MOST_LAYERS = 4096  # far more than any model has
+_MOST_LAYERS = 4096  # far more layers than any model has
 _CONFIG_LIMIT = 16 << 20  # maximum bytes of a configuration or of the index of weight files
 _MOST_BUFFERS = 1 << 30  # maximum bytes of masks and sinusoids, which files do not contain
 
@@ -519,14 +522,14 @@ def _read_settings(place: str, name: str) -> Any:
 def check_text_config(place: str, config: Config, name: str) -> None:
     """Raise ModelError if the configuration of a multimodal model does not describe its text model.
 
-    In that case, transformers would use default sizes, which differ from those of this model.
+    In that case, transformers would use default sizes, which differ from the sizes of this model.
     """
     settings, inner = _read_settings(place, name), text_config(config)
     if not isinstance(settings, dict) or inner is config:
         return
     width = getattr(inner, "hidden_size", None)
     for key in getattr(config, "sub_configs", {}):
-        # older files store the sizes of the text model at the top level
+        # older configurations store the sizes of the text model at the top level
         if getattr(config, key, None) is inner and not settings.get(key) and settings.get("hidden_size") != width:
             raise ModelError(
                 f"{name}: config.json has no {key}, so the sizes of its text model are unknown; use the configuration "
@@ -557,7 +560,7 @@ def _check_sizes(name: str, config: Config, tensors: Mapping[str, torch.Tensor],
         size: The size of the weight files in bytes.
     """
     if not tensors:
-        return  # loading reports the missing file
+        return  # a missing file is reported when the model is loaded
     layers = getattr(text_config(config), "num_hidden_layers", 0)
     if layers > len(tensors):
         raise ModelError(
@@ -576,7 +579,7 @@ def _check_sizes(name: str, config: Config, tensors: Mapping[str, torch.Tensor],
     if required > 2 * available or buffers > _MOST_BUFFERS + size:  # tied embeddings are stored once
         raise ModelError(
             f"the weights of {name} contain {available:,} numbers, but its config.json describes a network of "
-            f"{required:,} and {buffers:,} bytes of tables; use the configuration that belongs to them"
+            f"{required:,} numbers and {buffers:,} bytes of tables; use the configuration that belongs to them"
         )
     body = f"{network.base_model_prefix}."
     for parameter, _ in network.named_parameters():

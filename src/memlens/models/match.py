@@ -1,9 +1,9 @@
 """Search for the keys of a down projection: the linear maps and the activation that compute its input.
 
-The search uses the recorded calls of a block, not the names of modules. Candidates are all maps that could be keys, all
-pairs that could be gate and up, and both halves of all maps that could fuse gate and up. The search tries each
-candidate with each activation and keeps the closest. The result is a proposal, which proof.py checks with a much
-smaller tolerance.
+The search uses the recorded calls of a block, not the names of modules. Candidates are all maps that could hold keys,
+all pairs of maps that could be gate and up, and the two halves of each map that could fuse gate and up. The search
+tries each candidate with each activation and selects the combination with the smallest deviation. The result is a
+proposal, which proof.py checks with a much smaller tolerance.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8)
 
 
 def deviation(actual: Tensor, expected: Tensor) -> float:
-    """Return the largest difference at any position, relative to the largest number at that position."""
+    """Return the largest difference at any position, divided by the largest number at that position."""
     largest = expected.abs().amax(-1).clamp_min(1e-6)
     return float(((actual - expected).abs().amax(-1) / largest).max())
 
@@ -47,7 +47,7 @@ def is_linear(call: ModuleCall) -> bool:
 
 
 def recognized_norm(call: ModuleCall) -> Norm | None:
-    """Return the Norm whose formula a module computes, or None."""
+    """Return the Norm whose formula the called module computes, or None if it is no known norm."""
     if call.inputs.shape != call.output.shape or not call.inputs.is_floating_point() or is_linear(call):
         return None
     weight = getattr(call.module, "weight", None)
@@ -105,7 +105,7 @@ class _KeyCandidate:
 
 
 def match_keys(down: ModuleCall, calls: Sequence[ModuleCall], names: Sequence[str]) -> Keys | None:
-    """Return the keys of a down projection, or None.
+    """Return the keys of a down projection, or None if no candidate is near.
 
     Args:
         down: The call of the down projection.
@@ -151,7 +151,7 @@ class _ClampedProduct:
 
 
 def _clamped(candidates: Sequence[_KeyCandidate], m: Tensor, constants: Sequence[float]) -> Keys | None:
-    """Return keys whose gate and up form a clamped product with two of the constants, or None."""
+    """Return keys whose gate and up form a clamped product with two of the constants, or None if there are none."""
     limits = sorted(
         constants, reverse=True
     )  # largest first: if nothing was clamped, any limit above the largest number fits
@@ -190,7 +190,7 @@ def _candidates(down: ModuleCall, before: Sequence[ModuleCall]) -> Iterator[_Key
 def _best(
     candidates: Sequence[_KeyCandidate], m: Tensor, before: Sequence[ModuleCall], names: Sequence[str]
 ) -> Keys | None:
-    """Return the candidate and activation whose product is closest to m [n, size], or None if none is near."""
+    """Return the candidate and the activation whose product is closest to m [n, size], or None if none is close."""
     best: tuple[float, Keys | None] = (NEAR, None)
     for functions in (_by_name(tuple(names)), _by_name(None), _modules(before, m.shape[-1])):
         for candidate in candidates:
@@ -215,7 +215,7 @@ def _distance(candidate: _KeyCandidate, activate: Callable[[Tensor], Tensor], m:
 
 @lru_cache
 def _by_name(names: tuple[str, ...] | None) -> list[tuple[str, Callable[[Tensor], Tensor]]]:
-    """Return activations of transformers by name. None selects all nonlinear ones without weights."""
+    """Return activations of transformers by name. If `names` is None, return all nonlinear ones without weights."""
     from transformers.activations import ACT2FN
 
     if names is None:
@@ -224,7 +224,7 @@ def _by_name(names: tuple[str, ...] | None) -> list[tuple[str, Callable[[Tensor]
 
 
 def _modules(before: Sequence[ModuleCall], size: int) -> list[tuple[str, Callable[[Tensor], Tensor]]]:
-    """Return the block's own elementwise modules, with the constant factor on their input if there is one."""
+    """Return the block's elementwise modules as activations, with the constant factor on their input, if any."""
     activations: list[tuple[str, Callable[[Tensor], Tensor]]] = []
     for call in before:
         if call.inputs.shape != call.output.shape or call.inputs.shape[-1] != size or is_linear(call):
@@ -250,7 +250,7 @@ def _is_elementwise(call: ModuleCall) -> bool:
 
 
 def _name_of(module: nn.Module) -> str:
-    """Return the name of an activation in configurations, or the name of its class."""
+    """Return the name that configurations use for an activation, or the name of its class if there is none."""
     from transformers.activations import ACT2CLS
 
     names = [name for name, kind in ACT2CLS.items() if kind is type(module)]
@@ -270,7 +270,7 @@ class ScaledActivation:
 
 
 def ratio(actual: Tensor, source: Tensor) -> float | None:
-    """Return c such that actual = c * source, or None."""
+    """Return c such that actual = c * source, or None if there is no such c."""
     if actual.shape != source.shape:
         return None
     wide = to_float64(source)

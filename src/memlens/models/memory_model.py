@@ -69,7 +69,7 @@ class Recording:
 
 
 class _StopPassError(Exception):
-    """Stops a forward pass early."""
+    """Raised in a hook to stop a forward pass early."""
 
 
 class MemoryModel(ABC):
@@ -85,7 +85,7 @@ class MemoryModel(ABC):
         (torch.Size([1, 3]), torch.Size([1, 3, 40]))
     """
 
-    _latest_probe: Probe | None = None  # probe of the discovery, which the proof reuses
+    _latest_probe: Probe | None = None  # the probe that discovery made, which the proof reuses
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class MemoryModel(ABC):
 
     @cached_property
     def names(self) -> MemoryNames:
-        """Conversion between the names and the numbers of memories."""
+        """Converts between the names and the numbers of memories."""
         return MemoryNames({layer.number: layer.shape for layer in self.layers}, self.name)
 
     @property
@@ -151,13 +151,14 @@ class MemoryModel(ABC):
 
         Args:
             tokens: [batch, pos] int64. Rows may be padded on the right with any token, because attention is causal.
-            gradients: Record gradients, to differentiate with respect to coefficients that an edit inserts.
+            gradients: Record gradients, so that results can be differentiated with respect to coefficients that an edit
+                inserts.
         """
         with torch.set_grad_enabled(gradients):
             return self._run_body(self._check_tokens(tokens))
 
     def run_to(self, layer: int, tokens: Tensor) -> None:
-        """Run the blocks up to and including a layer, so that observers see them run.
+        """Run the blocks up to and including a layer. Observers see these blocks run.
 
         Args:
             layer: The layer, counted from 0.
@@ -193,7 +194,7 @@ class MemoryModel(ABC):
         return Probe(tokens, [BlockCall(call) for call in calls], outside(modules, blocks))
 
     def forget_probe(self) -> None:
-        """Free the probe of the discovery, because no proof follows."""
+        """Free the probe that discovery made, if no proof follows."""
         self._latest_probe = None
 
     def running(self) -> AbstractContextManager[None]:
@@ -254,7 +255,7 @@ class MemoryModel(ABC):
     def record(
         self, layers: Sequence[int] | None = None, coefficients: bool = True, states: bool = True
     ) -> Iterator[Recording]:
-        """Record layers. Each forward pass inside the context overwrites the Recording.
+        """Record layers. Each forward pass inside the context overwrites the previous recording.
 
         Args:
             layers: Layers to record. None records all.

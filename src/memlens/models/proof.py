@@ -2,9 +2,9 @@
 
 Every layer is computed twice: by the network's own modules (block by block, in float32 regardless of the model's
 dtype), and by the paper's formulas from the tensors of `MemoryLayer` and `Lens`. The input of a block is two rows of 8
-positions: its states for random tokens, and noise. If the two results differ, the model is rejected with the layer, the
-check and the deviation. A deviation is the largest difference at a position, relative to the largest number at that
-position. It may be at most 3e-5 (1e-6 for a float64 model), and ten times that in step 8.
+positions: the block's states for random tokens, and noise. If the two results differ, the model is rejected with an
+error that names the layer, the check and the deviation. A deviation is the largest difference at a position, divided by
+the largest number at that position. It may be at most 3e-5 (1e-6 for a float64 model), or ten times as much in step 8.
 
 For each layer:
 
@@ -21,7 +21,7 @@ Once, after the last layer:
 
 9. prediction    The final norm and the lens, applied to the last state, give the model's own logits.
 
-Step 8 tests code, not weights. Of layers that run the same code, only the first one takes it.
+Step 8 tests code, not weights. If several layers run the same code, it is run for the first of them only.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from memlens.models.memory_model import MemoryModel
 
 _CHECKS = ("coefficients", "output", "addition", "stream", "norms", "causality", "prediction")
 _TOLERANCE, _FLOAT64_TOLERANCE = 3e-5, 1e-6
-_SECOND = 10  # factor on the tolerance in step 8, which uses large numbers on purpose
+_SECOND = 10  # factor by which the tolerance is higher in step 8, which uses large numbers on purpose
 # A tensor subclass can change what a product computes, in the formula as well as in the network. Inside this context,
 # formulas use the plain numbers of a tensor.
 _plain_numbers = torch._C.DisableTorchFunctionSubclass
@@ -78,7 +78,7 @@ class Proof:
 
 
 def prove(model: MemoryModel) -> Proof:
-    """Compare network and formulas on a probe input.
+    """Compare the network with the formulas on a probe input.
 
     Raises:
         UnsupportedModel: The results differ by more than the tolerance.
@@ -118,7 +118,7 @@ def check_finite_weights(network: nn.Module, name: str) -> None:
 
 
 class _Worst:
-    """The largest deviation of each check so far. Rejects the model as soon as one exceeds the tolerance."""
+    """The largest deviation of each check so far. Rejects the model as soon as a deviation exceeds the tolerance."""
 
     def __init__(self, name: str, tolerance: float) -> None:
         self.name, self.tolerance = name, tolerance
@@ -139,7 +139,7 @@ class _Worst:
 
     @staticmethod
     def deviation(actual: Tensor, expected: Tensor, scale: Tensor | None = None) -> float:
-        """Return the largest difference at any position, relative to the largest number at that position."""
+        """Return the largest difference at any position, divided by the largest number at that position."""
         largest = (expected if scale is None else scale).abs().amax(-1).clamp_min(1e-6)
         return float(((actual - expected).abs().amax(-1) / largest).max())
 
@@ -195,7 +195,10 @@ class _LayerProof:
         self.worst.compare("addition", self.where, silent, expected, scale[early])
 
     def _watch(self) -> None:
-        """Collect the coefficients of all groups. No module returns those of experts, so experts run once more."""
+        """Collect the coefficients of all groups.
+
+        No module returns the coefficients of experts, so the experts are run once more.
+        """
         if self.layer.is_mixture:
             with hooks.watch_coefficients(self.layer, self.blocks.append):
                 self.call.run()
@@ -294,7 +297,9 @@ def find_unseen_part(
     products: Sequence[Product],
     o: Tensor,
 ) -> str | None:
-    """Describe a part of the block that processes each position alone without being memories. None if there is none.
+    """Describe a part of the block that processes each position alone but is not made of memories.
+
+    Returns None if there is no such part.
 
     Args:
         layer: The memories of the block.
@@ -340,7 +345,7 @@ def _works_alone(call: ModuleCall, shape: torch.Size) -> bool:
         after = call.again(inputs.reshape(call.inputs.shape)).reshape(shape)
         return not torch.allclose(after[:, -1], call.output.reshape(shape)[:, -1], rtol=1e-5, atol=1e-6)
 
-    return depends_on(slice(-1, None)) and not depends_on(slice(-1))  # a constant depends on neither
+    return depends_on(slice(-1, None)) and not depends_on(slice(-1))  # a constant output depends on no position
 
 
 class _PinnedBlock:
@@ -408,7 +413,7 @@ _STREAM, _LARGEST = 100.0, 1000.0  # size of the stream relative to the first pr
 
 
 def second_calls(model: MemoryModel, calls: Sequence[BlockCall]) -> list[BlockCall] | None:
-    """Return the calls of the blocks for 64 tokens, without running the blocks, or None if the context is too short."""
+    """Return the blocks' calls for 64 tokens, without running the blocks, or None if the context is too short."""
     length = _LENGTH if model.context is None else min(_LENGTH, model.context)
     if length <= calls[0].shape[1]:
         return None
@@ -469,7 +474,7 @@ def _large_states(like: Tensor, generator: torch.Generator) -> Tensor:
 
 @dataclass(eq=False)
 class _SmallMap:
-    """A random map of rank 4, x -> (x A) B. Its size is set at the first call."""
+    """A random map of rank 4, x -> (x A) B. The size of the map is set at its first call."""
 
     outputs: int
     size: float

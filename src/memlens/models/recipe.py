@@ -1,4 +1,4 @@
-"""Recipes for worker processes: how they load the model again from its source, or receive a copy."""
+"""Recipes for worker processes: a worker loads the model again from its source, or receives a copy."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def make_pool(
 
     Args:
         recipe: The model.
-        run: Executor, Ray address and GPUs.
-        workers: Number of workers; 0 for as many as a Ray cluster has room for.
-        check_stop: Called several times per second; may raise.
-        ahead: Items in flight beyond one per worker; 0 for the pool's default.
+        run: Options of the run: executor, Ray address and GPUs.
+        workers: Number of workers, or 0 for as many as fit on a Ray cluster.
+        check_stop: Called several times per second. It may raise an exception to stop.
+        ahead: Number of items sent to workers in advance, beyond one per worker, or 0 for the pool's default.
     """
     if run.executor == "ray":
         address, gpus = run.ray_address, run.gpus_per_worker
@@ -50,7 +50,7 @@ class ModelRecipe:
         Args:
             model: The loaded model.
             threads: Threads that torch uses in each worker.
-            fingerprint: The model's fingerprint, if it is known.
+            fingerprint: The model's fingerprint, or None if it is not known yet.
             device_map: The device map that the model was loaded with.
         """
         self.value, self.threads, self.device_map = model, threads, device_map
@@ -93,7 +93,7 @@ class ModelLoader:
     copy: bytes = b""  # the pickled model
 
     def __call__(self, number: int) -> MemoryModel:
-        """Return the model for worker `number`. Workers take turns on the GPUs.
+        """Return the model for worker `number`. Workers are distributed over the GPUs in turn.
 
         Raises:
             ModelError: The model at the source has changed.

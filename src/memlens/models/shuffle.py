@@ -1,4 +1,4 @@
-"""A network with shuffled weights, which shows the results of a model of this shape without training.
+"""A network with shuffled weights, to show which results an untrained model of the same shape would give.
 
 The entries of every weight matrix are permuted, so that their distribution stays the same and their order is lost.
 Embeddings, the unembedding, norms and biases keep their values. The entries of stacked experts are permuted within each
@@ -35,7 +35,7 @@ def shuffled_weights(model: MemoryModel, seed: int) -> Iterator[MemoryModel]:
 
 
 def weight_matrices(model: MemoryModel) -> dict[str, Tensor]:
-    """Return the matrices that are shuffled, by name: all but embeddings and the unembedding."""
+    """Return the matrices to shuffle, by name: all except the embeddings and the unembedding."""
     kept = {
         parameter
         for module in model.network.modules()

@@ -57,7 +57,7 @@ class SaeConfig:
     gated: bool
     module_in: str  # the module whose input is x
     module_out: str  # the module whose output is m V + b
-    adds_output: bool  # True if that output is what the layer adds to the stream
+    adds_output: bool  # True if the layer adds the output of `decode` to the stream unchanged
     metadata: SaeMetadata
     architecture: str = "transcoder"
     apply_b_dec_to_input: bool = False
@@ -73,7 +73,7 @@ class SaeConfig:
 
 
 class LayerAsSae(nn.Module):
-    """The memories of one dense layer. Weights are copies, so changing them does not change the model."""
+    """The memories of one dense layer. The weights are copies, so changing them does not change the model."""
 
     # required by sae-lens; there is no error term and no further hook point
     use_error_term = False
@@ -137,8 +137,8 @@ def as_sae(model: MemoryModel | Any, layer: int, *, dtype: torch.dtype | None = 
 
     Args:
         model: A MemoryModel or an argument of `load`.
-        layer: The layer, from 0.
-        dtype: The dtype of the weights; None for the model's own.
+        layer: The number of the layer, counted from 0.
+        dtype: The dtype of the weights, or None for the dtype of the model.
 
     Returns:
         An object with the attributes and methods of a sparse autoencoder.

@@ -1,6 +1,7 @@
 """Tokenizer: text to tokens and back, with the character at which each token ends.
 
-Tokenizer wraps a fast tokenizer of Hugging Face. Encoding adds no special tokens. BOS is added when batches are built.
+`Tokenizer` wraps a fast tokenizer from Hugging Face. Encoding adds no special tokens. BOS is added when batches are
+built.
 """
 
 import base64
@@ -24,8 +25,8 @@ _MOST_GROWTH = 64  # maximum growth of a text by the replacements of a normalize
 _PATIENCE = 60.0  # seconds per text, plus one for every _SLOWEST characters
 _GRACE = 5.0  # seconds to wait after a signal, because Rust should not return to an interpreter that is ending
 _SLOWEST = 10_000  # characters per second; most tokenizers read more than 100,000
-_MOST_ADDED = 64  # accepted number of special tokens that the tokenizer adds to a text
-_MOST_UNUSED = 1 << 20  # accepted number of ids without a token
+_MOST_ADDED = 64  # maximum number of special tokens that the tokenizer may add to a text
+_MOST_UNUSED = 1 << 20  # maximum number of ids that may have no token
 _LONE_BYTES = re.compile("[\udc80-\udcff]+")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")  # a single byte in sentencepiece
 _SPACE_MARK = "\u2581"  # a space in sentencepiece
@@ -161,7 +162,7 @@ class Tokenizer:
         raise UnknownName(f"{text!r} is not one token of this model but {split}; use a single token")
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return several tokens as one text. Characters that span tokens are complete."""
+        """Return several tokens as one text. A character that spans several tokens is complete in the text."""
         with explain_panics(CorpusError, "the tokenizer failed on tokens"):
             text: str = self._fast.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
@@ -239,8 +240,8 @@ _stderr = Lock()
 def explain_panics(kind: type[MemlensError], failure: str) -> Iterator[None]:
     """Turn a panic of a Rust library into an error with one line. Hold back other output to stderr until the end.
 
-    A panic is a BaseException, raised for example if a regular expression backtracks too often. Rust reports the panic
-    on stderr first, in up to hundreds of lines, which are dropped.
+    A panic is a BaseException, raised for example if a regular expression backtracks too often. Rust first reports the
+    panic on stderr in up to hundreds of lines. These lines are dropped.
     """
     with _stderr:
         try:
@@ -268,9 +269,9 @@ def explain_panics(kind: type[MemlensError], failure: str) -> Iterator[None]:
 def _check_normalizer(normalizer: Any) -> None:
     """Raise ModelError if a normalizer may make a text so much longer that a short text would fill the memory.
 
-    A replacement multiplies the length of the text that it matches. The factors of two replacements multiply if the
-    second one may match what the first one inserts. Only the replacement of a fixed string is assumed not to match
-    everything.
+    A replacement multiplies the length of the matched text by a factor. The factors of two replacements multiply if the
+    second one may match what the first one inserts. A replacement is assumed to match any text unless it replaces a
+    fixed string.
     """
     from tokenizers import Regex, normalizers
 
