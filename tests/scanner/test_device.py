@@ -23,6 +23,8 @@ from memlens.testing import FAMILIES, MIXTURES, tiny_model, tiny_tokenizer
 
 DEFAULT = ("gpt2", "llama", "qwen2_moe", "gpt_oss", "deepseek_v3")  # plain, gated, and experts of three kinds
 ALL = [pytest.param(f, marks=() if f in DEFAULT else pytest.mark.sweep) for f in (*FAMILIES, *MIXTURES)]
+# by default a mixture with dense, shared and routed memories
+MODELS = ["qwen2_moe", *(pytest.param(family, marks=pytest.mark.sweep) for family in ("gpt2", "llama", "mixtral"))]
 
 
 @pytest.fixture(autouse=True)
@@ -96,15 +98,12 @@ def test_a_device_keeps_what_the_compiled_loops_keep(family: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("family", ["gpt2", "llama", "mixtral"])
+@pytest.mark.parametrize("family", MODELS)
 def test_numbers_of_other_dtypes_are_compared_as_float32(family: str, dtype: torch.dtype) -> None:
     model = load(tiny_model(family).to(dtype), tokenizer=tiny_tokenizer(), prove=False)
     settings = make_settings()
     batches = make_batches(model, settings)
     assert_same_state(scan_on_device(model, settings, batches), scan_compiled(model, settings, batches))
-
-
-MODELS = ["gpt2", "llama", "mixtral"]
 
 
 @pytest.mark.parametrize("family", MODELS)
