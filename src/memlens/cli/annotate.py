@@ -147,7 +147,7 @@ def _status(screen: Screen) -> None:
 
 @verb("agreement", json=True, parent=annotate)
 def _agreement(screen: Screen) -> None:
-    """Show how often annotators agree. Includes only those who have finished."""
+    """Show how often annotators agree. Only annotators who have finished are included."""
     from memlens.annotations.study import compute_agreement
 
     _print_rows(screen, [asdict(pair) for pair in compute_agreement(_open(screen))])
