@@ -64,7 +64,7 @@ class BlockCall:
         self.recorded = call  # the call made by the network
         states = _finer(call.inputs)
         noise = torch.randn(states.shape, generator=torch.Generator().manual_seed(_SEED)).to(states)
-        self.states = states.clone()  # the input of a re-run, float32 or finer
+        self.states = states.clone()  # the input of a re-run, float32 or float64
         self.states[1:] = noise[1:] * states[:1].square().mean().sqrt()
         self.shape: tuple[int, int] = (states.shape[0], states.shape[1])
         self._finer = replace(call, arguments=_finer(call.arguments), keywords=_finer(call.keywords))
@@ -138,7 +138,7 @@ def first_output(output: Any) -> Any:
 
 
 def _finer(value: Any) -> Any:
-    """Convert tensors coarser than float32 to float32, also inside tuples, lists and dicts."""
+    """Convert tensors of lower precision than float32 to float32, also inside tuples, lists and dicts."""
     if isinstance(value, Tensor):
         return value.detach().float() if value.is_floating_point() and value.dtype.itemsize < 4 else value.detach()
     if type(value) in (tuple, list):
@@ -171,7 +171,7 @@ def record_calls(modules: Iterable[nn.Module], use: Callable[[ModuleCall], None]
 
 @contextmanager
 def in_float32(*modules: nn.Module, deep: bool = True) -> Iterator[None]:
-    """Convert parameters and buffers coarser than float32 to float32, and restore the original tensors afterwards.
+    """Convert parameters and buffers of lower precision to float32, and restore the original tensors afterwards.
 
     Args:
         modules: Modules whose parameters and buffers are converted.
@@ -243,7 +243,7 @@ def passed_over(calls: Sequence[BlockCall], states: Tensor) -> AbstractContextMa
 
 
 def find_blocks(network: nn.Module, tokens: Tensor, run: Callable[[], Any]) -> list[BlockCall]:
-    """Return the calls of the blocks: the largest ModuleList whose modules run in a chain.
+    """Return the calls of the blocks, which are the modules of the largest ModuleList that runs as a chain.
 
     Raises:
         UnsupportedModel: No such list was found.

@@ -40,7 +40,7 @@ class LayerUse(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PositionStates:
-    """States and coefficients of every layer at n positions, with o = r + y. All are copies in float32 or finer."""
+    """States and coefficients of every layer at n positions, with o = r + y. All are copies in float32 or float64."""
 
     embedding: Tensor  # [n, d], the input of the first layer
     r: dict[int, Tensor]  # [n, d]

@@ -127,7 +127,7 @@ class AdaptiveSoftmax(nn.Module):
         )
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return log-probabilities [..., vocabulary] of states [..., d], float32 or finer.
+        """Return log-probabilities [..., vocabulary] of states [..., d], float32 or float64.
 
         Products use the dtype of `states`. Rows are processed in small blocks to limit memory.
         """

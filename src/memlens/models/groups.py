@@ -334,7 +334,7 @@ class MemoryLayer:
         return torch.stack(rows) if rows else self.groups[0].values[:0]
 
     def lengths(self) -> Tensor:
-        """Return ||v|| of every value, [memories], float32 or finer."""
+        """Return ||v|| of every value, [memories], float32 or float64."""
         lengths = []
         for group in self.groups:
             values = scaled(at_least_float32(group.values), group.scale)

@@ -43,7 +43,7 @@ class Norm:
 
     @property
     def gain(self) -> Tensor | None:
-        """The factor of each coordinate, [d], float32 or finer, or None if the norm has no gain."""
+        """The factor of each coordinate, [d], float32 or float64, or None if the norm has no gain."""
         weight: Tensor | None = getattr(self.module, "weight", None)
         if weight is None:
             return None
@@ -52,7 +52,7 @@ class Norm:
 
     @property
     def bias(self) -> Tensor | None:
-        """The bias, [d], float32 or finer, or None if the norm has none."""
+        """The bias, [d], float32 or float64, or None if the norm has none."""
         bias: Tensor | None = getattr(self.module, "bias", None)
         return None if bias is None else at_least_float32(bias.detach())
 
@@ -78,7 +78,7 @@ class Norm:
         return vectors if gain is None else torch.where(gain == 0, 0, vectors / gain)
 
     def by_formula(self, states: Tensor) -> Tensor:
-        """Compute the norm in plain arithmetic, in float32 or finer."""
+        """Compute the norm in plain arithmetic, in float32 or float64."""
         states = at_least_float32(states)
         if self.centers:
             states = states - states.mean(-1, keepdim=True)
@@ -89,7 +89,10 @@ class Norm:
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Convert to float32 if the dtype is coarser. Returns the same tensor if no conversion is needed."""
+    """Convert a tensor to float32 if its dtype has lower precision.
+
+    Returns the same tensor if no conversion is needed.
+    """
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
@@ -99,7 +102,7 @@ def to_float64(tensor: Tensor) -> Tensor:
 
 
 class Lens:
-    """An output embedding after an optional final norm. Scores are float32 or finer."""
+    """An output embedding after an optional final norm. Scores are float32 or float64."""
 
     def __init__(
         self,
@@ -137,7 +140,7 @@ class Lens:
 
     @property
     def embedding(self) -> Tensor:
-        """The output embedding E times the constants around it, [vocabulary, d], float32 or finer.
+        """The output embedding E times the constants around it, [vocabulary, d], float32 or float64.
 
         It is a copy only if there is a constant or a conversion.
         """
@@ -166,7 +169,7 @@ class Lens:
 
     @property
     def input_embedding(self) -> Tensor:
-        """The input embedding as stored, [tokens, d], float32 or finer."""
+        """The input embedding as stored, [tokens, d], float32 or float64."""
         weight: Tensor = self._input_embedding.weight.detach()
         return at_least_float32(weight)
 

@@ -35,7 +35,7 @@ class Recording:
     """Coefficients and states of the latest forward pass, by layer. All are copies.
 
     In every layer o = r + y: y is what the feed-forward block adds to the residual stream (after its post-norm, if it
-    has one), o is the layer's output, and r is the stream without y. States are float32 or finer.
+    has one), o is the layer's output, and r is the stream without y. States are float32 or float64.
     """
 
     coefficients: dict[int, Tensor] = field(default_factory=dict)  # [batch, pos, memories]
@@ -121,7 +121,7 @@ class MemoryModel(ABC):
 
     @cached_property
     def names(self) -> MemoryNames:
-        """Converts between the names and the numbers of memories."""
+        """The converter between names and numbers of memories."""
         return MemoryNames({layer.number: layer.shape for layer in self.layers}, self.name)
 
     @property
@@ -194,7 +194,7 @@ class MemoryModel(ABC):
         return Probe(tokens, [BlockCall(call) for call in calls], outside(modules, blocks))
 
     def forget_probe(self) -> None:
-        """Free the probe that discovery made, if no proof follows."""
+        """Free the probe that discovery made. It is needed only for a proof."""
         self._latest_probe = None
 
     def running(self) -> AbstractContextManager[None]:
