@@ -191,11 +191,11 @@ def test_an_import_neither_changes_the_sample_of_labels_nor_what_a_finished_pers
     before = notes.history(LABELS)
     other = Annotations(make_index(tmp_path / "other"))
     other.set_sample(Sample((MemoryId(0, 1),), 25, 1))
-    with pytest.raises(SettingError, match="another sample"):
+    with pytest.raises(SettingError, match="different samples"):
         import_text(notes, LABELS, export_text(other, LABELS, "json"), "json")
     copied.set_sample(sample)
     copied.save(label("bob", "L0N0", NEWS), label("ann", "L0N0"))
     assert import_text(notes, LABELS, export_text(copied, LABELS, "json", "bob"), "json") == 2
-    with pytest.raises(SettingError, match="ann has finished"):
+    with pytest.raises(SettingError, match="ann, who has finished"):
         import_text(notes, LABELS, export_text(copied, LABELS, "json", "ann"), "json")
     assert notes.history(LABELS)[: len(before)] == before and len(notes.history(LABELS)) == len(before) + 2

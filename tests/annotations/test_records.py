@@ -71,7 +71,7 @@ def test_finishing_needs_every_memory_of_the_sample(index: Index) -> None:
         notes.finish("ann")
     notes.save(label("ann", "L1N0"))
     notes.finish("ann")
-    with pytest.raises(SettingError, match="has labels"):
+    with pytest.raises(SettingError, match="already contains labels"):
         notes.set_sample(Sample((MemoryId(0, 1),), 25, 1))
 
 
@@ -81,7 +81,7 @@ def test_finishing_needs_every_memory_of_the_sample(index: Index) -> None:
         (label("ann", "L0N0", LabeledPattern(" ", "shallow", (0, 1, 2))), "no description"),
         (label("ann", "L0N0", LabeledPattern("x", "deep", (0, 1, 2))), "not a class"),
         (label("ann", "L0N0", LabeledPattern("x", "shallow", (0, 1, 1))), "fewer than 3"),
-        (label("ann", "L0N0", LabeledPattern("x", "shallow", (0, 1, 8))), "ranks 0 to 7"),
+        (label("ann", "L0N0", LabeledPattern("x", "shallow", (0, 1, 8))), "are 0 to 7"),
         (label("ann", "L9N0", PRESS), "layer 9"),
         (Verdict("ann", DAY, "near"), "not a verdict"),
     ],
