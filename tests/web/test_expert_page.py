@@ -85,5 +85,5 @@ def test_overview_and_report_distinguish_unreached_from_dead_memories(
     unreached = sum(layer.unreached for layer in routing)
     report = make_report(index, tmp_path / "report.html").read_text(encoding="utf-8")
     for page in (client.get("/").text, report):
-        assert f"{unreached:,} " in page and "nothing was computed there" in page
+        assert f"{unreached:,} " in page and "their coefficients were never computed" in page
         assert all(str(layer.never[0]) in page for layer in routing if layer.never)
