@@ -96,7 +96,8 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     with TemporaryDirectory() as folder:
         settings = replace(index.manifest.settings, layers=index.layers[:1], max_tokens=2 * options.tokens)
-        other = build_index(model, CorpusSettings((options.text,)), settings, Path(folder) / "other")
+        build_index(model, CorpusSettings((options.text,)), settings, Path(folder) / "other")
+        other = Index(Path(folder) / "other")
         places = all_prefixes(other, options.tokens)
         memories = [name for layer in index.layers for name in draw_memories(index, layer, options.memories)]
         scores = score_prefixes(index, other, places, memories, model)

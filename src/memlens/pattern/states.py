@@ -10,11 +10,10 @@ The model's state does.
  3. S = sum of cosines over pairs of a memory's first SIZE triggers, one per document, with different last tokens.
     z = (S - n mu) / (sigma sqrt(n)) for n pairs, with mu and sigma of sets of random prefixes.
  4. net = z minus the mean z of SWAPS sets in which every trigger is swapped for a prefix of another document with the
-    same last token. A memory has a subject if net >= LEAST and its false discovery rate is low enough. Decoys are
+    same last token. A memory has a subject if net >= LEAST and its false discovery rate is at most RATE. Decoys are
     further swapped sets, net of the same sets.
- 5. A trigger belongs to the subject if its state is closer to the mean of the other states than random prefixes are.
- Its
-    cosine must exceed their median by BAR times the distance from the median to the 84th percentile.
+ 5. A trigger belongs to the subject if its state is closer to the mean of the other states than NEAR percent of random
+    prefixes. The subject needs MOSTLY of the triggers, with at least SIZE / 2 different last tokens.
  6. The subject is named by the tokens with the largest p log(p / p_random), averaged over its triggers.
  7. Held-out triggers must be closer to the subject than prefixes with the same last tokens (score).
 """
@@ -32,7 +31,7 @@ from memlens.corpus.sentences import cut_batches
 from memlens.index.reader import Index
 from memlens.pattern.score import STRONGEST, Scores, is_topic_refuted, same_last_tokens
 from memlens.pattern.shallow import last_token_counts
-from memlens.pattern.topics import BAR, SIZES, LastTokens, swap_prefixes
+from memlens.pattern.topics import SIZES, LastTokens, swap_prefixes
 from memlens.pattern.words import (
     GROUNDED,
     HELD,
@@ -55,7 +54,10 @@ if TYPE_CHECKING:
 
 SIZE = 12  # number of triggers per memory whose states are compared
 SWAPS = 4
-LEAST = 4.0
+LEAST = 2.0
+RATE = 0.05  # readers confirm about as many of the subjects as with a lower rate, which loses half of them
+NEAR = 84
+MOSTLY = 0.4
 TOKENS = 300_000  # maximum number of tokens on which the model runs
 _RANDOM = 2000  # number of random prefixes
 _SETS = 4000  # number of sets of random prefixes
@@ -66,7 +68,6 @@ _ROUNDS = 3
 _EXPECTED = 64  # number of most expected tokens of each prefix
 _NAMING = 6  # number of triggers whose next tokens name a subject
 _SHOWN = 4
-_MOSTLY = 0.5  # minimum share of the triggers: readers see no subject that fewer triggers share
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def find_state_subjects(
         return StateSubjects({}, notes | {"swapped": 0.0, "subjects": 0})
     notes["swapped"] = float((decoys[tested] >= LEAST).mean())
     q = _false_discovery_rates(net[known], decoys[tested])
-    chosen = known[(net[known] >= LEAST) & (q <= settings.rate)]
+    chosen = known[(net[known] >= LEAST) & (q <= RATE)]
     rates = dict(zip(known.tolist(), q.tolist(), strict=True))
     held = _there(triggers.held[chosen], ends.there)
     same = _there(same_last_tokens(triggers.held[chosen], tokens, settings.seed), ends.there)
@@ -306,8 +307,7 @@ def _find_members(
 ) -> tuple[int, Tensor, float, float] | None:
     """Return the triggers of the subject, its direction, the minimum cosine, and the share of random prefixes above it.
 
-    Returns None if fewer than half of the triggers, or triggers of fewer than three documents, belong to the subject.
-    Also returns None if a few words end all of them, because a word is no subject.
+    Returns None if too few triggers, documents or last tokens share the subject.
     """
     ranks = np.flatnonzero(rows >= 0)
     vectors, members = unit[rows[ranks]].float().numpy(), np.ones(len(ranks), np.bool_)
@@ -316,14 +316,13 @@ def _find_members(
     for _ in range(_ROUNDS):
         total = vectors[members].sum(0)
         near = background @ (total / max(float(np.linalg.norm(total)), 1e-9))
-        middle, high = np.percentile(near, [50, 84])
-        bar = float(middle + BAR * (high - middle))
+        bar = float(np.percentile(near, NEAR))
         share = float(((near > bar).sum() + 1) / (len(near) + 1))
         others = total - vectors * members[:, None]  # compare each trigger with the others
         members = (vectors * others).sum(1) / np.maximum(np.linalg.norm(others, axis=1), 1e-9) > bar
         places = rows[ranks[members]]
         documents, last = (len(np.unique(column[places])) for column in (tokens.documents, tokens.tokens))
-        if documents < GROUNDED or len(places) < _MOSTLY * len(ranks) or last < SIZE // 2:
+        if documents < GROUNDED or len(places) < MOSTLY * len(ranks) or last < SIZE // 2:
             return None
     import torch
 
