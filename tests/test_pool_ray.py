@@ -246,5 +246,5 @@ def test_an_agent_that_is_lost_during_startup_is_one_line(monkeypatch, error: Ex
 @pytest.mark.parametrize("error", [ConnectionResetError(), OSError("Broken pipe")])
 def test_a_call_that_finds_no_agent_is_one_line(monkeypatch, error: Exception) -> None:
     monkeypatch.setattr(pool_module, "import_ray", Disconnected)
-    with pytest.raises(WorkerError, match="Ray's connection has ended; completed work is kept"), connect_ray("auto"):
+    with pytest.raises(WorkerError, match="Ray's connection has ended; completed work is kept"), connect_ray("local"):
         raise error

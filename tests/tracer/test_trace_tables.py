@@ -86,7 +86,8 @@ def test_no_line_is_broken_or_wider_than_the_terminal(shown: InterventionEffect,
         assert str(layer.layer) in lines[first + 1 + layer.layer]
         assert f"L{layer.by_effect[0].memory.layer}N" in lines[first + 1 + layer.layer]
     assert lines[first + 4].strip() == ""  # a line a layer, and not one more
-    assert "settled in layer" in text and "KL" in text and "L2N29=x29.125" in text
+    assert "settled in layer" in text and "KL" in text
+    assert "L2N10=x10.125" in text and "L2N11=" not in text and "and 19 more edits" in text
 
 
 def test_more_room_shows_more(compared: InterventionEffect) -> None:
