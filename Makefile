@@ -29,7 +29,7 @@ smoke: $(INSTALLED)
 test: $(INSTALLED) chromium
 	$(PYTEST)
 
-# The default suite and the sweeps, as in `.ci/run`.
+# The default suite and the sweeps. `.ci/run` runs only the default suite.
 test-all: test sweeps
 
 # What `make test` leaves out: all model types, crash points, bit flips, bad inputs and browser sizes, the wheel, the
