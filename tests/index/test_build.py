@@ -265,7 +265,7 @@ def test_chosen_layers_only_are_scanned(model: MemoryModel, tmp_path: Path, laye
         ({"threads": 100_000}, SettingError, "512 or less"),
         ({"top": 10**18}, SettingError, "100,000 or less"),
         ({"seed": 2**63}, SettingError, "or less"),
-        ({"preset": "released", "dedup": "prefix"}, SettingError, "keeps BOS alone"),
+        ({"preset": "released", "dedup": "prefix"}, SettingError, "counts the BOS token alone"),
         ({"tops": 3}, SettingError, "unknown scan option 'tops'"),
         ({"workers": 0}, SettingError, "--workers is 0"),
         ({"executor": "slurm"}, SettingError, "local, ray"),
