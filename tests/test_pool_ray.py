@@ -32,7 +32,9 @@ class Ray:
     """A connected cluster with room for two workers. Workers that start are numbered."""
 
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
-    _private = SimpleNamespace(worker=SimpleNamespace())
+    _private = SimpleNamespace(
+        worker=SimpleNamespace(), services=SimpleNamespace(canonicalize_bootstrap_address=lambda address: None)
+    )
 
     def __init__(
         self,
@@ -190,10 +192,11 @@ class Disconnected(Ray):
 
 
 @pytest.fixture
-def closed_port() -> int:
+def closed_port() -> Iterator[int]:
+    """A port that refuses connections. It stays bound, so that no other process listens there."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        yield int(probe.getsockname()[1])
 
 
 def connect(monkeypatch: pytest.MonkeyPatch, ray: Disconnected, address: str | None) -> list[str]:
