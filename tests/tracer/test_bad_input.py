@@ -198,3 +198,7 @@ def test_a_document_that_cannot_be_replaced_stays_as_it_was(
     edits = Intervention.parse("L1N1=3")
     assert "No space left on device" in refusal(lambda: edits.save(saved, model), SettingError)
     assert saved.read_bytes() == before and list(tmp_path.iterdir()) == [saved]
+
+
+def test_a_line_break_in_a_document_is_shown_in_one_line() -> None:
+    assert "unknown field `a⏎b`" in refusal(lambda: Intervention.from_json({"a\nb": 1}), SettingError)

@@ -40,8 +40,10 @@ def read_head(path: Path) -> GgufHead:
     """Return the head of a .gguf file.
 
     Raises:
-        ModelError: The head is damaged or does not match the size of the file.
+        ModelError: The head is damaged or does not match the size of the file, or this is not a regular file.
     """
+    if path.exists() and not path.is_file():  # opening a FIFO would wait for ever
+        raise ModelError(f"{path} is not a regular file; use a .gguf file or a folder with config.json")
     try:
         with path.open("rb") as file:
             head = _HeadReader(file, path.stat().st_size).head()

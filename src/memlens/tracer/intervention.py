@@ -28,6 +28,7 @@ import msgspec
 from memlens.errors import FilesError, ModelError, SettingError, UnknownName
 from memlens.files import read_limited, refuse_output, replacing
 from memlens.memory import ExpertId, MemoryId
+from memlens.text import visible
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
@@ -419,7 +420,7 @@ class Intervention:
         try:
             document = msgspec.convert(content, _Document)
         except msgspec.ValidationError as error:
-            raise SettingError(f"not an intervention document ({error})") from error
+            raise SettingError(f"not an intervention document ({visible(str(error))})") from error
         edits = tuple(edit.to_edit() for edit in document.edits)
         if document.model is None:
             return cls(edits)
