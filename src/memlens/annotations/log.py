@@ -10,8 +10,6 @@
    unique), so logs can be merged with ordinary tools.
 3. A process that is killed while it appends leaves an unfinished last line. Readers ignore such a line, because another
    process may still be writing it. The next writer starts a new line.
-4. A log object remembers how far it has read the file, and continues there. It reads the file from the start if the
-   file was replaced or truncated, or if the last line that was read has changed.
 """
 
 import hashlib
@@ -23,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 from filelock import FileLock, Timeout
@@ -33,8 +31,6 @@ from memlens.files import FileStamp, file_stamp, replacing, sync_folder
 
 _START = b'{"checksum": "'  # cannot occur inside an event, because JSON escapes quotes in texts
 _DIGITS = 16
-_MAX_LINE = 64 << 20  # in bytes; far more than an event needs
-_HEAD = 256  # the first bytes of a line identify it, because they include the checksum and the key
 _LOCK_SECONDS = 60.0
 
 
@@ -51,13 +47,11 @@ class Event:
     content: dict[str, Any]
 
     def to_line(self) -> bytes:
-        """Return the event as a line of the log. Raises SettingError if the event is too large or not UTF-8."""
+        """Return the event as a line of the log. Raises SettingError if the event is not valid UTF-8."""
         try:
             rest = b'", ' + json.dumps(vars(self), ensure_ascii=False)[1:].encode()
         except UnicodeEncodeError as error:
             raise SettingError(f"the {self.kind} on {self.subject!a} contains text that is not valid UTF-8") from error
-        if len(rest) > _MAX_LINE // 2:
-            raise SettingError(f"the {self.kind} on {self.subject} has {len(rest):,} bytes; the limit is 32 MB")
         return _START + _compute_checksum(rest) + rest + b"\n"
 
     @classmethod
@@ -91,51 +85,35 @@ class AnnotationLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._reading = Lock()
-        self._restart()
-
-    def _restart(self) -> None:
-        self._events: dict[str, Event] = {}  # key -> event
-        self._damaged: list[int] = []  # line numbers, counted from 1
         self._stamp: FileStamp | None = None  # stamp of the file at the last read
-        self._lines = 0  # number of complete lines read
-        self._offset = 0  # total size of the lines read, in bytes
-        self._last_line = (0, b"")  # offset and first bytes of the last complete line
+        self._content: tuple[dict[str, Event], list[int]] = ({}, [])
 
     def read(self) -> tuple[dict[str, Event], list[int]]:
-        """Return {key: event} in the order of the log, and the line numbers of damaged lines. Reads only new lines."""
+        """Return {key: event} in the order of the log, and the line numbers of damaged lines.
+
+        The file is read only if it has changed since the last call. Otherwise, the same objects are returned.
+        """
         with self._reading:
             try:
                 stamp = file_stamp(self.path)
                 if stamp != self._stamp:
-                    self._read_new_lines(stamp)
+                    self._content, self._stamp = self._read_file(), stamp
             except OSError as error:
                 raise FilesError(f"cannot read {self.path}: {error.strerror or error}") from error
-            return self._events, self._damaged
+            return self._content
 
-    def _read_new_lines(self, stamp: FileStamp | None) -> None:
-        if stamp is None or not self.path.is_file():  # skip a pipe, because reading it might never end
-            self._restart()
-            return
-        with self.path.open("rb") as file:
-            start, head = self._last_line
-            file.seek(start)
-            is_same_file = self._stamp is not None and self._stamp[-1] == stamp[-1]
-            if not is_same_file or stamp[0] < self._offset or file.read(len(head)) != head:
-                self._restart()
-            events, damaged = dict(self._events), list(self._damaged)  # copy them, because callers keep earlier results
-            file.seek(self._offset)
-            for line in _read_lines(file):
-                line_events, is_damaged = _parse_line(line)
-                for event in line_events:
-                    events.setdefault(event.key, event)
-                if not line.endswith(b"\n"):
-                    break  # an unfinished line is read again later
-                self._lines += 1
-                if is_damaged:
-                    damaged.append(self._lines)
-                self._last_line = (self._offset, line[:_HEAD])
-                self._offset = file.tell()
-        self._events, self._damaged, self._stamp = events, damaged, stamp
+    def _read_file(self) -> tuple[dict[str, Event], list[int]]:
+        events: dict[str, Event] = {}
+        damaged: list[int] = []
+        if self.path.is_file():  # skip a pipe, because reading it might never end
+            with self.path.open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    line_events, is_damaged = _parse_line(line)
+                    for event in line_events:
+                        events.setdefault(event.key, event)
+                    if is_damaged and line.endswith(b"\n"):
+                        damaged.append(number)
+        return events, damaged
 
     @contextmanager
     def appending(self) -> Iterator[list[Event]]:
@@ -164,15 +142,14 @@ class AnnotationLog:
             lines: list[bytes] = []
             damaged: list[int] = []
             with self.path.open("rb") as file:
-                for number, line in enumerate(_read_lines(file), 1):
+                for number, line in enumerate(file, 1):
                     events, is_damaged = _parse_line(line)
                     if is_damaged:
                         damaged.append(number)
                         lines += [event.to_line() for event in events]
                     else:
-                        lines.append(
-                            line.rstrip(b"\r\n") + b"\n"
-                        )  # verbatim, because a newer version may have written it
+                        # keep it verbatim, because a newer version may have written it
+                        lines.append(line.rstrip(b"\r\n") + b"\n")
             if not damaged:
                 return Recovery(len(lines), (), None)
             if not lines:
@@ -232,17 +209,6 @@ class AnnotationLog:
             yield
         except OSError as error:
             raise FilesError(f"cannot write {self.path}: {error.strerror or error}; nothing was saved") from error
-
-
-def _read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield lines with their line breaks. A line that is too long is truncated, so it counts as damaged."""
-    while line := file.readline(_MAX_LINE):
-        if len(line) == _MAX_LINE:
-            rest = line
-            while rest and not rest.endswith(b"\n"):
-                rest = file.readline(_MAX_LINE)
-            line = line[:_HEAD] + rest[-1:]
-        yield line
 
 
 def _parse_line(line: bytes) -> tuple[Sequence[Event], bool]:

@@ -258,8 +258,7 @@ class _State:
 class Annotations:
     """The annotations of one index. Reading never creates the file. The object is thread-safe.
 
-    Every call sees the events that other processes have appended. An object that stays open, as in the workbench,
-    reads and verifies only new lines.
+    Every call sees the events that other processes have appended.
     """
 
     def __init__(self, index: Index) -> None:
