@@ -23,6 +23,7 @@ from memlens.settings import (
     SampleSettings,
     ScanRunSettings,
     ScanSettings,
+    TaskSettings,
     ValueSettings,
 )
 
@@ -39,7 +40,7 @@ is first used, so `import memlens` is fast. Every expected error is a `memlens.M
 # The classes that `**options` of a verb can contain.
 SETTINGS = (
     *(ScanSettings, CorpusSettings, ScanRunSettings, ValueSettings, PatternSettings, RoleSettings, SampleSettings),
-    ProbeSettings,
+    *(ProbeSettings, TaskSettings),
 )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import memlens
+from circuits.circuit_pairs import make_pairs
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
 
@@ -24,7 +25,12 @@ BY_PATH = (
 LOADED = (
     *("memlens.tracer.attribution", "memlens.tracer.firing", "memlens.tracer.intervene", "memlens.tracer.intervention"),
     *("memlens.tracer.trace", "memlens.tracer.value_changes"),
-    *("memlens.circuits.graph", "memlens.models.sparse_autoencoder", "memlens.models.memory_model"),
+    *(
+        "memlens.circuits.graph",
+        "memlens.circuits.task",
+        "memlens.models.sparse_autoencoder",
+        "memlens.models.memory_model",
+    ),
     *("memlens.probing.probe", "memlens.probing.saved"),
 )
 
@@ -43,6 +49,7 @@ def test_the_examples_of_a_module_run(
         "model": loaded if name in LOADED else tiny_gpt2,
         "text": tiny_text,
         "folder": tmp_path / "new",
+        "pairs": make_pairs(loaded),
         "index": memlens.open_index(shutil.copytree(tiny_gpt2_index.folder, tmp_path / "index")),
     }
     results = doctest.testmod(import_module(name), extraglobs=names)

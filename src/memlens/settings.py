@@ -21,6 +21,7 @@ from memlens.errors import SettingError, UnknownName
 # Headings of groups of options in `--help`
 KEPT, TEXT, RUN = "What to keep", "Text", "Execution"
 SCALE = "Scale: processes, machines, large models"
+TASK = "Circuit of a task"
 
 MOST_TRIGGERS = 64  # maximum number of triggers per memory in pattern search, where 64 bits represent a set of triggers
 MOST_SEED = 2**31 - 1
@@ -98,6 +99,12 @@ def _check_rate(rate: float) -> None:
     """Raise SettingError unless the false discovery rate is greater than 0 and less than 1."""
     if not 0 < rate < 1:
         raise SettingError(f"--rate is {rate}; it must be a false discovery rate between 0 and 1, like 0.01")
+
+
+def _check_test_share(share: float) -> None:
+    """Raise SettingError unless the share of held-out items is greater than 0 and less than 1."""
+    if not 0 < share < 1:
+        raise SettingError(f"--test is {share}; it must be a share between 0 and 1, like 0.3")
 
 
 def split_options(verb: str, options: Mapping[str, Any], *settings: type) -> list[dict[str, Any]]:
@@ -345,8 +352,7 @@ class ProbeSettings(Settings):
 
     def __post_init__(self) -> None:
         self.check_fields()
-        if not 0 < self.test < 1:
-            raise SettingError(f"--test is {self.test}; it must be a share between 0 and 1, like 0.3")
+        _check_test_share(self.test)
         if not self.sizes:
             raise SettingError(
                 f"--k is '{self.k}'; separate the numbers with commas, like 1,2,4 (at most 9 digits each)"
@@ -358,6 +364,53 @@ class ProbeSettings(Settings):
         parts = [part.strip() for part in self.k.split(",")]
         is_valid = all(_is_number(part) and int(part) > 0 for part in parts)
         return tuple(sorted({int(part) for part in parts})) if is_valid else ()
+
+
+@dataclass(frozen=True)
+class TaskSettings(Settings):
+    """Settings of the circuit of a task: how memories are scored, and how the circuit is measured."""
+
+    method: str = option(
+        "integrated",
+        "Gradient in the scores: integrated, in the frozen network (relevance) or at the clean prompt (patching).",
+        metavar="NAME",
+        panel=TASK,
+        choices=("integrated", "relevance", "patching"),
+    )
+    steps: int = option(
+        10,
+        "Number of steps of integrated gradients. With fewer than 10, the ranking changes.",
+        metavar="N",
+        panel=TASK,
+        minimum=1,
+        maximum=1000,
+    )
+    refine: bool = option(
+        False,
+        "Learn a mask over the memories with the largest scores, and rank the memories that it keeps first.",
+        panel=TASK,
+    )
+    test: float = option(0.4, "Share of --pairs to hold out if --held-out is not given.", metavar="SHARE", panel=TASK)
+    random_sets: int = option(
+        5,
+        "Number of random sets per size. They have as many memories of each layer as the circuit.",
+        metavar="N",
+        panel=TASK,
+        minimum=1,
+        maximum=1000,
+    )
+    seed: int = option(
+        0,
+        "Random seed for drawing held-out pairs and random sets of memories.",
+        metavar="N",
+        panel=TASK,
+        minimum=0,
+        maximum=MOST_SEED,
+    )
+
+    def __post_init__(self) -> None:
+        self.check_fields()
+        _check_test_share(self.test)
 
 
 BUNDLED = "bundled"  # name of the bundled model and of the bundled text

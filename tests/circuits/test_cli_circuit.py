@@ -110,8 +110,10 @@ def test_held_out_pairs_are_read_from_a_file(run: Run, tiny_gpt2: Path, rows: An
         (["The river", "--refine"], "--refine has no effect with a prompt"),
         (
             ["--pairs", "missing.jsonl", "--method", "x"],
-            "invalid value for '--method': 'x' is not one of 'integrated', 'relevance', 'patching'",
+            "--method is 'x'; choose one of: integrated, relevance, patching",
         ),
+        (["--pairs", "missing.jsonl", "--steps", "0"], "--steps is 0; it must be 1 or more"),
+        (["--pairs", "missing.jsonl", "--test", "1"], "--test is 1.0; it must be a share between 0 and 1"),
         (["--pairs", "missing.jsonl", "--heads"], "--heads has no effect with --pairs"),
         (["The river", "--against", "river boat"], "'river boat' is not one token of this model"),
     ],

@@ -134,7 +134,7 @@ def test_patching_scores_are_gradients_at_the_clean_prompt(model: MemoryModel, p
 def test_the_gradient_of_the_mask_is_that_of_finite_differences(model: MemoryModel, pairs: list[Pair]) -> None:
     (batch,) = task._batches(model, [task._encode(model, pair, "pair") for pair in pairs])
     means = task._mean_coefficients(model, [batch])
-    ends = task._metric_ends(model, batch, means)
+    ends = [task._masked_metric(model, batch, torch.full((120,), share), means) for share in (1.0, 0.0)]
     candidates = torch.tensor([3, 50, 81, 119])
 
     def objective(mask: torch.Tensor) -> tuple[float, torch.Tensor]:
@@ -152,7 +152,7 @@ def test_the_mask_objective_is_zero_error_for_all_memories(model: MemoryModel, p
     """All memories do the task alone, and nothing remains without them, so only the cost of memories is left."""
     (batch,) = task._batches(model, [task._encode(model, pair, "pair") for pair in pairs])
     means = task._mean_coefficients(model, [batch])
-    ends = task._metric_ends(model, batch, means)
+    ends = [task._masked_metric(model, batch, torch.full((120,), share), means) for share in (1.0, 0.0)]
     value, _ = task._mask_objective(model, batch, *ends, torch.arange(120), torch.ones(120).double(), means)
     assert value == pytest.approx(120 * task._MASK_COST, abs=1e-9)
 
@@ -160,7 +160,7 @@ def test_the_mask_objective_is_zero_error_for_all_memories(model: MemoryModel, p
 def test_a_learned_mask_does_the_task_with_fewer_memories(model: MemoryModel, pairs: list[Pair]) -> None:
     (batch,) = task._batches(model, [task._encode(model, pair, "pair") for pair in pairs])
     means = task._mean_coefficients(model, [batch])
-    ends = task._metric_ends(model, batch, means)
+    ends = [task._masked_metric(model, batch, torch.full((120,), share), means) for share in (1.0, 0.0)]
     candidates = torch.arange(120)
     mask = task._learn_mask(model, [batch], candidates, means, lambda *_: None)
     half = torch.full((120,), 0.5, dtype=torch.float64)
@@ -266,7 +266,7 @@ def test_a_task_that_the_model_does_not_do_is_reported_first(model: MemoryModel,
 
 
 def test_too_few_pairs_are_rejected(model: MemoryModel, pairs: list[Pair]) -> None:
-    with pytest.raises(SettingError, match="3 pairs are too few"):
+    with pytest.raises(SettingError, match="3 pairs are too few; give at least 8"):
         task_circuit(model, pairs[:3])
 
 

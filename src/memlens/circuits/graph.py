@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -76,56 +75,41 @@ def circuit(
     other = None if against is None else read_token(loaded, against)
     if other == answer:
         raise SettingError(f"--token and --against are both token {answer}; name two different tokens")
-    return _explain(loaded, read, fed, answer, other, nodes, gate, heads, names, float(p[answer]))
+
+    def target(logits: Tensor) -> Tensor:
+        return logits[answer] if other is None else logits[answer] - logits[other]
+
+    with frozen_pass(loaded, fed, target, gate=gate) as full:
+        gradients = full.gradients([full.target])
+        check_conservation(loaded, full, gradients)
+    del full  # its autograd graph is as large as the model's activations
+    with ExitStack() as stack:
+        cut = stack.enter_context(frozen_pass(loaded, fed, target, gate=gate, cut=True))
+        parts = _Parts(loaded, read, cut, gradients, nodes)
+        if heads:
+            apart = stack.enter_context(frozen_pass(loaded, fed, target, gate=gate, cut=True, cut_heads=True))
+            parts.split_by_heads(apart)
+        edges = tuple(parts.edges())
+    token_text = loaded.tokenizer.token_text
+    return Circuit(
+        read.text,
+        tuple(token_text(number) for number in fed[0].tolist()),
+        token_text(answer),
+        None if other is None else token_text(other),
+        float(cut.target.detach()),
+        (*parts.embeddings(), *parts.memories(names), *parts.others(), parts.bias(), parts.target_node(answer)),
+        edges,
+        loaded.name,
+        len(loaded.layers),
+        float(p[answer]),
+        read.shift,
+    )
 
 
 def check_length(tokens: int, what: str) -> None:
     """Raise SettingError for a prompt of a single token (BOS counts), because it has no context."""
     if tokens < 2:
         raise SettingError(f"{what} has one token; a circuit needs at least two")
-
-
-def _explain(
-    model: MemoryModel,
-    prompt: Prompt,
-    fed: Tensor,
-    token: int,
-    against: int | None,
-    count: int,
-    gate: Gate,
-    heads: bool,
-    index: Index | None,
-    probability: float,
-) -> Circuit:
-    def target(logits: Tensor) -> Tensor:
-        return logits[token] if against is None else logits[token] - logits[against]
-
-    with frozen_pass(model, fed, target, gate=gate) as full:
-        gradients = full.gradients([full.target])
-        check_conservation(model, full, gradients)
-    del full  # its autograd graph is as large as the model's activations
-    with ExitStack() as stack:
-        cut = stack.enter_context(frozen_pass(model, fed, target, gate=gate, cut=True))
-        parts = _Parts(model, prompt, cut, gradients, count)
-        if heads:
-            apart = stack.enter_context(frozen_pass(model, fed, target, gate=gate, cut=True, cut_heads=True))
-            parts.split_by_heads(apart)
-        nodes = [*parts.embeddings(), *parts.memories(index), *parts.others(), parts.bias(), parts.target_node(token)]
-        edges = tuple(parts.edges())
-    token_text = model.tokenizer.token_text
-    return Circuit(
-        prompt.text,
-        tuple(token_text(number) for number in fed[0].tolist()),
-        token_text(token),
-        None if against is None else token_text(against),
-        float(cut.target.detach()),
-        tuple(nodes),
-        edges,
-        model.name,
-        len(model.layers),
-        probability,
-        prompt.shift,
-    )
 
 
 class _Parts:
@@ -239,7 +223,7 @@ class _Parts:
 
     def edges(self) -> Iterator[Edge]:
         """Yield all nonzero edges into every selected memory, every "others" node and the target."""
-        yield from self._edges_into("target", _target_of, None, 0.0)
+        yield from self._edges_into("target", lambda frozen: [frozen.target], None, 0.0)
         for layer, gradient in self.total.coefficients.items():
             for row, number in self.selected[layer]:
                 single = torch.zeros_like(gradient)
@@ -252,7 +236,7 @@ class _Parts:
         """Yield the edges into some memories of a layer, given dt/dm [pos, memories] with 0 at all others."""
         split = torch.split(cotangent, [part.shape[1] for part in self.cut.layers[layer].linear], 1)
         constant = float((self.constants[layer] * cotangent).sum())
-        yield from self._edges_into(node, partial(_coefficients_of, layer=layer), split, constant)
+        yield from self._edges_into(node, lambda frozen: frozen.layers[layer].linear, split, constant)
 
     def _edges_into(
         self,
@@ -335,14 +319,6 @@ def _only(tensor: Tensor, row: int) -> Tensor:
     result = torch.zeros_like(tensor)
     result[row] = tensor[row]
     return result
-
-
-def _target_of(frozen: FrozenPass) -> list[Tensor]:
-    return [frozen.target]
-
-
-def _coefficients_of(frozen: FrozenPass, layer: int) -> list[Tensor]:
-    return frozen.layers[layer].linear
 
 
 def _memory_id(name: str, row: int) -> str:

@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,10 +49,10 @@ from memlens.models.blocks import with_first_input
 from memlens.models.groups import MemoryGroup
 from memlens.models.memory_model import MemoryModel
 from memlens.progress import Progress, no_progress
+from memlens.settings import TaskSettings, split_options
 from memlens.tracer.intervention import Edit, Intervention
 from memlens.tracer.prompt import Source, open_model, read_prompt, read_token
 
-Method = Literal["integrated", "relevance", "patching"]
 _FILE_LIMIT = 64 << 20  # bytes
 _NAMES = ("clean_prefix", "patch_prefix", "clean_answer", "patch_answer")
 _LEAST_PAIRS = 8
@@ -140,7 +140,7 @@ class TaskCircuit:
     accuracy: float  # share of all pairs with a positive metric
     metric: float  # mean metric on held-out pairs with all memories
     ablated: float  # mean metric on held-out pairs with every memory at its mean over patch prompts
-    method: Method
+    method: str
     scores: dict[MemoryId, float]  # sorted by absolute score, largest first
     curve: tuple[CurvePoint, ...]
     smallest: CurvePoint | None  # the smallest size with a faithfulness between 0.9 and 1.1
@@ -189,82 +189,92 @@ def task_circuit(
     pairs: Sequence[Pair] | str | Path,
     *,
     held_out: Sequence[Pair] | str | Path | None = None,
-    method: Method = "integrated",
-    steps: int = 10,
-    refine: bool = False,
-    test: float = 0.4,
-    random_sets: int = 5,
-    seed: int = 0,
     progress: Progress = no_progress,
+    **options: Any,
 ) -> TaskCircuit:
     """Find the memories on which a task depends, and measure their faithfulness on held-out pairs.
-
-        memlens.task_circuit("gpt2", "agreement.jsonl").smallest
 
     Args:
         model: A model or an index.
         pairs: Pairs, or a file that `read_pairs` reads.
         held_out: Pairs for measuring the circuit, or a file. Default: a part of the pairs.
-        method: Method that scores memories: `integrated` gradients over inputs, `patching` (gradients at the clean
-            prompt), or `relevance` in the frozen network.
-        steps: Number of points on the line between the two inputs. With fewer than 10, the ranking changes.
-        refine: Learn a mask over the memories with the largest scores, and rank those that it keeps first.
-        test: Share of the pairs to hold out if `held_out` is None.
-        random_sets: Number of random sets per size. They have the same number of memories of each layer.
-        seed: Seed of the split into training and held-out pairs, and of the random sets.
         progress: Called with the number of finished pairs and evaluated sizes.
+        **options: Fields of TaskSettings.
+
+    Returns:
+        The ranked memories, the faithfulness by size, and the smallest faithful circuit.
 
     Raises:
+        FilesError: A file cannot be read.
         SettingError: Prompts of a pair differ in length, an answer is not one token, there are too few pairs, or the
             model does not do the task.
+
+    Example:
+        >>> result = memlens.task_circuit(model, pairs, steps=1, random_sets=1)
+        >>> len(result.memories) == len(result.ablation().edits)
+        True
     """
+    (task_options,) = split_options("circuit", options, TaskSettings)
+    settings = TaskSettings(**task_options)
     loaded, _ = open_model(model)
-    rows = read_pairs(pairs) if isinstance(pairs, str | Path) else list(pairs)
-    _check_settings(rows, steps, test, random_sets)
-    encoded = [_encode(loaded, pair, f"pair {number}") for number, pair in enumerate(rows, 1)]
-    if held_out is None:
-        order = np.random.default_rng(seed).permutation(len(rows)).tolist()
-        count = max(2, round(test * len(rows)))
-        training, measured = [encoded[i] for i in order[count:]], [encoded[i] for i in order[:count]]
+    training = _encode_pairs(loaded, pairs, "pair")
+    if held_out is not None:
+        measured = _encode_pairs(loaded, held_out, "held-out pair")
     else:
-        others = read_pairs(held_out) if isinstance(held_out, str | Path) else list(held_out)
-        if len(others) < _LEAST_PAIRS:
-            raise SettingError(f"{len(others)} held-out pairs are too few; give at least {_LEAST_PAIRS}")
-        training = encoded
-        measured = [_encode(loaded, pair, f"held-out pair {number}") for number, pair in enumerate(others, 1)]
-    train, test_batches = _batches(loaded, training), _batches(loaded, measured)
-    accuracy = _check_ability(loaded, [*test_batches, *train])
+        order = np.random.default_rng(settings.seed).permutation(len(training)).tolist()
+        count = max(2, round(settings.test * len(training)))
+        training, measured = [training[i] for i in order[count:]], [training[i] for i in order[:count]]
+    train, test = _batches(loaded, training), _batches(loaded, measured)
+    accuracy = _check_ability(loaded, [*test, *train])
     means = _mean_coefficients(loaded, train)
-    scorers: dict[Method, Callable[[MemoryModel, _Batch], dict[int, Tensor]]] = {
-        "integrated": partial(_integrated_scores, points=[(step + 0.5) / steps for step in range(steps)]),
+    scorers: dict[str, Callable[[MemoryModel, _Batch], dict[int, Tensor]]] = {
+        "integrated": partial(
+            _integrated_scores, points=[(step + 0.5) / settings.steps for step in range(settings.steps)]
+        ),
         "patching": partial(_integrated_scores, points=[1.0]),
         "relevance": _relevance_scores,
     }
-    scores = _mean_scores(loaded, train, scorers[method], progress)
-    flat = torch.cat([amount.cpu() for amount in scores.values()])
-    ranking = torch.argsort(flat.abs(), descending=True, stable=True)
-    if refine:
-        count = max(min(_LEAST_CANDIDATES, len(flat)), round(_CANDIDATES * len(flat)))
+    by_layer = _mean_scores(loaded, train, scorers[settings.method], progress)
+    scores = torch.cat([amount.cpu() for amount in by_layer.values()])
+    ranking = torch.argsort(scores.abs(), descending=True, stable=True)
+    if settings.refine:
+        count = max(min(_LEAST_CANDIDATES, len(scores)), round(_CANDIDATES * len(scores)))
         mask = _learn_mask(loaded, train, ranking[:count], means, progress)
         ranking[:count] = ranking[:count][torch.argsort(mask <= 0.5, stable=True)]  # kept memories first, by score
-    pair_count = len(training) + len(measured)
-    return _measure(
-        loaded, test_batches, scores, ranking, means, method, accuracy, pair_count, random_sets, seed, progress
+    held = _HeldOut(loaded, test, means, settings.seed)
+    curve, smallest = _measure_sizes(held, ranking, settings, progress)
+    names = [loaded.names.name(layer, number) for layer, mean in means.items() for number in range(mean.shape[1])]
+    ranked = ranking[: curve[-1].size].tolist()
+    size = (smallest or min(curve, key=lambda point: abs(point.share - _SHARE_WITHOUT_FAITHFUL))).size
+    # the first token has no context, and some memories are large only at this token
+    averages = torch.cat([mean[1:].double().mean(0).cpu() for mean in means.values()])
+    return TaskCircuit(
+        pairs=len(training) + len(measured),
+        held_out=len(measured),
+        accuracy=accuracy,
+        metric=float(held.everything.mean()),
+        ablated=float(held.nothing.mean()),
+        method=settings.method,
+        scores={names[number]: float(scores[number]) for number in ranked},
+        curve=curve,
+        smallest=smallest,
+        area=_area(curve),
+        means={names[number]: float(averages[number]) for number in ranked[:size]},
     )
 
 
-def _check_settings(rows: Sequence[Pair], steps: int, test: float, random_sets: int) -> None:
+_Encoded = tuple[list[int], list[int], list[int]]  # tokens of the clean prompt, the patch prompt and both answers
+
+
+def _encode_pairs(model: MemoryModel, pairs: Sequence[Pair] | str | Path, name: str) -> list[_Encoded]:
+    """Return the tokens of all pairs, given as records or as a file. Raises SettingError if there are too few."""
+    rows = read_pairs(pairs) if isinstance(pairs, str | Path) else pairs
     if len(rows) < _LEAST_PAIRS:
-        raise SettingError(f"{len(rows)} pairs are too few to split; give at least {_LEAST_PAIRS}")
-    if steps < 1:
-        raise SettingError(f"--steps is {steps}; it must be 1 or more")
-    if not 0 < test < 1:
-        raise SettingError(f"--test is {test}; it must lie between 0 and 1")
-    if random_sets < 1:
-        raise SettingError(f"--random-sets is {random_sets}; it must be 1 or more")
+        raise SettingError(f"{len(rows)} {name}s are too few; give at least {_LEAST_PAIRS}")
+    return [_encode(model, pair, f"{name} {number}") for number, pair in enumerate(rows, 1)]
 
 
-def _encode(model: MemoryModel, pair: Pair, name: str) -> tuple[list[int], list[int], list[int]]:
+def _encode(model: MemoryModel, pair: Pair, name: str) -> _Encoded:
     """Return the tokens of both prompts, BOS included, and of both answers."""
     clean, patch = (read_prompt(model, text).fed()[0].tolist() for text in (pair.clean_prefix, pair.patch_prefix))
     if len(clean) != len(patch):
@@ -284,9 +294,9 @@ def _encode(model: MemoryModel, pair: Pair, name: str) -> tuple[list[int], list[
     return clean, patch, answers
 
 
-def _batches(model: MemoryModel, encoded: Sequence[tuple[list[int], list[int], list[int]]]) -> list[_Batch]:
+def _batches(model: MemoryModel, encoded: Sequence[_Encoded]) -> list[_Batch]:
     """Group pairs by length, with at most _BATCH_TOKENS tokens at a time."""
-    by_length: dict[int, list[tuple[list[int], list[int], list[int]]]] = defaultdict(list)
+    by_length: dict[int, list[_Encoded]] = defaultdict(list)
     for row in encoded:
         by_length[len(row[0])].append(row)
     batches = []
@@ -438,12 +448,14 @@ def _learn_mask(
     logits = torch.full((len(candidates),), 1.0, dtype=model.dtype, requires_grad=True)
     optimizer = torch.optim.Adam([logits], lr=_MASK_RATE)
     parts = _split(batches, _MASK_TOKENS)
-    ends = [_metric_ends(model, batch, means) for batch in parts]
+    size = sum(mean.shape[1] for mean in means.values())
+    whole = [_masked_metric(model, batch, torch.ones(size), means) for batch in parts]
+    none = [_masked_metric(model, batch, torch.zeros(size), means) for batch in parts]
     for step in range(_MASK_STEPS):
         progress("mask", step, _MASK_STEPS)
         mask = torch.sigmoid(logits)
         part = step % len(parts)
-        _, gradient = _mask_objective(model, parts[part], *ends[part], candidates, mask.detach(), means)
+        _, gradient = _mask_objective(model, parts[part], whole[part], none[part], candidates, mask.detach(), means)
         optimizer.zero_grad()
         mask.backward(gradient)
         optimizer.step()
@@ -461,15 +473,6 @@ def _split(batches: Sequence[_Batch], tokens: int) -> list[_Batch]:
     return parts
 
 
-def _metric_ends(model: MemoryModel, batch: _Batch, means: dict[int, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the metric of each pair with all memories, and with every memory at its mean."""
-    with model.edit(
-        {layer: partial(_interpolate, mask=torch.zeros_like(one[0]), means=one) for layer, one in means.items()}
-    ):
-        none = batch.metric(_last_logits(model, batch.clean))
-    return batch.metric(_last_logits(model, batch.clean)), none
-
-
 def _mask_objective(
     model: MemoryModel,
     batch: _Batch,
@@ -482,136 +485,93 @@ def _mask_objective(
     """Return the value and the gradient of the objective of step 4."""
     scale = (everything - nothing).square().mean()
     value, gradient = _MASK_COST * float(mask.sum()), torch.full_like(mask, _MASK_COST)
-    sizes = [one.shape[1] for one in means.values()]
+    size = sum(mean.shape[1] for mean in means.values())
     for rest, target, sign in ((0.0, everything, 1.0), (1.0, nothing, -1.0)):
-        whole = torch.full((sum(sizes),), rest, dtype=model.dtype)
+        whole = torch.full((size,), rest, dtype=model.dtype)
         whole[candidates] = rest + sign * mask
         leaf = whole.to(model.device).requires_grad_()
-        parts = dict(zip(means, torch.split(leaf, sizes), strict=True))
-        with model.edit({layer: partial(_interpolate, mask=part, means=means[layer]) for layer, part in parts.items()}):
-            metric = batch.metric(_last_logits(model, batch.clean, gradients=True))
+        metric = _masked_metric(model, batch, leaf, means, gradients=True)
         error = (metric - target).square().mean() / scale
         value += float(error.detach())
         gradient += sign * torch.autograd.grad(error, leaf)[0].cpu()[candidates]
     return value, gradient
 
 
-def _interpolate(m: Tensor, group: MemoryGroup, *, mask: Tensor, means: Tensor) -> Tensor:
-    """Return the coefficients [n, pos, size] between their means (mask 0) and their values (mask 1)."""
-    mean = _at_positions(means, m, group)
-    return mean + mask[group.columns] * (m - mean)
+def _masked_metric(
+    model: MemoryModel, batch: _Batch, mask: Tensor, means: dict[int, Tensor], gradients: bool = False
+) -> Tensor:
+    """Return the metric [n] with every memory between its mean (mask 0) and its own coefficient (mask 1).
+
+    The mask [memories] covers the memories of all layers, in order.
+    """
+
+    def change(m: Tensor, group: MemoryGroup, layer: int, part: Tensor) -> Tensor:
+        return torch.lerp(_at_positions(means[layer], m, group), m, part[group.columns])
+
+    parts = torch.split(mask.to(model.device, model.dtype), [mean.shape[1] for mean in means.values()])
+    with model.edit({layer: partial(change, layer=layer, part=part) for layer, part in zip(means, parts, strict=True)}):
+        return batch.metric(_last_logits(model, batch.clean, gradients))
 
 
-def _measure(
-    model: MemoryModel,
-    held_out: Sequence[_Batch],
-    scores: dict[int, Tensor],
-    ranking: Tensor,
-    means: dict[int, Tensor],
-    method: Method,
-    accuracy: float,
-    pairs: int,
-    random_sets: int,
-    seed: int,
-    progress: Progress,
-) -> TaskCircuit:
-    layers = list(scores)
-    flat = torch.cat([scores[layer].cpu() for layer in layers])
-    starts = np.cumsum([0, *(len(scores[layer]) for layer in layers)])
+class _HeldOut:
+    """The metric of held-out pairs if some memories are kept and all others have their means."""
 
-    def run(kept: Tensor | None) -> Tensor:
-        """Return the metric of every held-out pair with only these memories (flat numbers) kept, or all for None."""
-        edits = {}
-        if kept is not None:
-            mask = torch.zeros(len(flat), dtype=torch.bool)
-            mask[kept] = True
-            edits = {
-                layer: partial(_keep_only, mask=mask[starts[i] : starts[i + 1]].to(model.device), means=means[layer])
-                for i, layer in enumerate(layers)
-            }
-        with model.edit(edits):
-            return torch.cat([batch.metric(_last_logits(model, batch.clean)) for batch in held_out]).double().cpu()
+    def __init__(self, model: MemoryModel, batches: Sequence[_Batch], means: dict[int, Tensor], seed: int) -> None:
+        self.model, self.batches, self.means = model, batches, means
+        self.sizes = [mean.shape[1] for mean in means.values()]
+        self.everything, self.nothing = self.metrics(torch.arange(sum(self.sizes))), self.metrics(torch.arange(0))
+        self.resamples = np.random.default_rng(seed).integers(0, len(self.nothing), (_RESAMPLES, len(self.nothing)))
 
-    everything, nothing = run(None), run(ranking[:0])
-    draw = np.random.default_rng(seed)
-    sizes = sorted({max(1, round(share * len(flat))) for share in SHARES})
-    points: dict[int, CurvePoint] = {}
+    def metrics(self, kept: Tensor) -> Tensor:
+        """Return the metric of every pair. `kept` are flat numbers of memories."""
+        mask = torch.zeros(sum(self.sizes))
+        mask[kept] = 1
+        return torch.cat([_masked_metric(self.model, batch, mask, self.means) for batch in self.batches]).double().cpu()
+
+    def faithfulness(self, kept: Tensor) -> tuple[float, float, float]:
+        """Return the faithfulness of a set of memories and its 95% interval from a percentile bootstrap over pairs."""
+        parts = [metrics.numpy() for metrics in (self.metrics(kept), self.everything, self.nothing)]
+        part, whole, none = (metrics[self.resamples].mean(1) for metrics in parts)
+        low, high = np.quantile((part - none) / (whole - none), (0.025, 0.975))
+        part, whole, none = (metrics.mean() for metrics in parts)
+        return float((part - none) / (whole - none)), float(low), float(high)
+
+    def random_set(self, memories: Tensor, draw: np.random.Generator) -> Tensor:
+        """Return random memories with the same number of memories of each layer."""
+        starts = np.cumsum([0, *self.sizes])
+        counts = np.histogram(memories.numpy(), bins=starts)[0]
+        parts = [
+            start + draw.choice(size, count, replace=False)
+            for start, size, count in zip(starts, self.sizes, counts, strict=False)
+        ]
+        return torch.from_numpy(np.concatenate(parts))
+
+
+def _measure_sizes(
+    held: _HeldOut, ranking: Tensor, settings: TaskSettings, progress: Progress
+) -> tuple[tuple[CurvePoint, ...], CurvePoint | None]:
+    """Return the curve of faithfulness by size, and its point at the smallest faithful size, if there is one."""
+    draw = np.random.default_rng(settings.seed)
 
     @cache
-    def keep_first(size: int) -> Tensor:
-        return run(ranking[:size])
+    def first(size: int) -> tuple[float, float, float]:
+        return held.faithfulness(ranking[:size])
 
-    def point(size: int) -> CurvePoint:
-        if size not in points:
-            kept = _ratio_with_interval(keep_first(size), everything, nothing, seed)
-            complement = _ratio_with_interval(run(ranking[size:]), everything, nothing, seed)
-            at_random = [
-                _ratio(run(_random_set(ranking[:size], starts, draw)), everything, nothing) for _ in range(random_sets)
-            ]
-            points[size] = CurvePoint(size, size / len(flat), *kept, *complement, float(np.mean(at_random)))
-        return points[size]
+    @cache
+    def measure(size: int) -> CurvePoint:
+        at_random = [held.faithfulness(held.random_set(ranking[:size], draw))[0] for _ in range(settings.random_sets)]
+        complement = held.faithfulness(ranking[size:])
+        return CurvePoint(size, size / len(ranking), *first(size), *complement, float(np.mean(at_random)))
 
-    def faithfulness(size: int) -> float:
-        return _ratio(keep_first(size), everything, nothing)
-
+    sizes = sorted({max(1, round(share * len(ranking))) for share in SHARES})
+    points = []
     for done, size in enumerate(sizes):
         progress("sizes", done, len(sizes))
-        point(size)
-    best = _smallest_faithful(faithfulness, sizes)
-    smallest = None if best is None else point(best)
+        points.append(measure(size))
+    best = _smallest_faithful(lambda size: first(size)[0], sizes)
+    smallest = None if best is None else measure(best)
     progress("sizes", len(sizes), len(sizes))
-    curve = tuple(points[size] for size in sorted(points))
-    ranked = [model.names.name(*_place(number, layers, starts)) for number in ranking[: curve[-1].size].tolist()]
-    circuit = ranked[: (smallest or min(curve, key=lambda one: abs(one.share - _SHARE_WITHOUT_FAITHFUL))).size]
-    # the first token has no context, and some memories are large only at this token
-    averages = torch.cat([means[layer][1:].double().mean(0).cpu() for layer in layers])
-    return TaskCircuit(
-        pairs,
-        len(everything),
-        accuracy,
-        float(everything.mean()),
-        float(nothing.mean()),
-        method,
-        dict(zip(ranked, flat[ranking].tolist(), strict=False)),
-        curve,
-        smallest,
-        _area(curve),
-        dict(zip(circuit, averages[ranking].tolist(), strict=False)),
-    )
-
-
-def _keep_only(m: Tensor, group: MemoryGroup, *, mask: Tensor, means: Tensor) -> Tensor:
-    """Replace the coefficients [n, pos, size] of all memories outside the mask by their means."""
-    return torch.where(mask[group.columns], m, _at_positions(means, m, group))
-
-
-def _place(number: int, layers: Sequence[int], starts: Any) -> tuple[int, int]:
-    """Return layer and memory of a flat number."""
-    row = int(np.searchsorted(starts, number, "right")) - 1
-    return layers[row], number - int(starts[row])
-
-
-def _random_set(memories: Tensor, starts: Any, draw: np.random.Generator) -> Tensor:
-    """Return random memories with the same number of memories of each layer as in a circuit."""
-    counts = np.histogram(memories.numpy(), bins=starts)[0]
-    parts = [
-        first + draw.choice(last - first, count, replace=False)
-        for first, last, count in zip(starts[:-1], starts[1:], counts, strict=True)
-    ]
-    return torch.from_numpy(np.concatenate(parts))
-
-
-def _ratio(kept: Tensor, everything: Tensor, nothing: Tensor) -> float:
-    """Return the faithfulness: (m(C) - m(none)) / (m(all) - m(none)) of mean metrics."""
-    return float((kept.mean() - nothing.mean()) / (everything.mean() - nothing.mean()))
-
-
-def _ratio_with_interval(kept: Tensor, everything: Tensor, nothing: Tensor, seed: int) -> tuple[float, float, float]:
-    """Return the faithfulness and its 95% interval from a percentile bootstrap over held-out pairs."""
-    rows = np.random.default_rng(seed).integers(0, len(kept), (_RESAMPLES, len(kept)))
-    part, whole, none = (values.numpy()[rows].mean(1) for values in (kept, everything, nothing))
-    low, high = np.quantile((part - none) / (whole - none), (0.025, 0.975))
-    return _ratio(kept, everything, nothing), float(low), float(high)
+    return tuple(sorted({*points, *([smallest] if smallest else [])}, key=lambda point: point.size)), smallest
 
 
 def _smallest_faithful(faithfulness: Callable[[int], float], sizes: Sequence[int]) -> int | None:

@@ -20,11 +20,13 @@ from memlens.cli.options import (
     open_model_options,
     option,
     refuse_options,
+    settings_options,
     token_options,
     verb,
 )
 from memlens.cli.screen import ProgressBar, Screen, check_outputs, command_line, fit_items
 from memlens.errors import SettingError
+from memlens.settings import TASK, TaskSettings
 from memlens.text import cut_left, cut_right, number, percent, quoted, visible
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from memlens.index.reader import Index
     from memlens.models.memory_model import MemoryModel
 
-_PROMPT, _TASK = "Circuit of a prompt", "Circuit of a task"
+_PROMPT = "Circuit of a prompt"
 _SOURCES = 3  # number of printed edges into a memory, strongest first
 _REPORTED = 200  # number of memories in the report of a task's circuit
 _MEMORIES = 20  # number of printed memories of a task's circuit
@@ -58,7 +60,7 @@ _MEMORIES = 20  # number of printed memories of a task's circuit
 @option(
     "--pairs",
     type=Path,
-    panel=_TASK,
+    panel=TASK,
     metavar="FILE",
     help="File of prompt pairs (.jsonl, .json or .csv) with the fields clean_prefix, patch_prefix, clean_answer and "
     "patch_answer.",
@@ -66,33 +68,12 @@ _MEMORIES = 20  # number of printed memories of a task's circuit
 @option(
     "--held-out",
     type=Path,
-    panel=_TASK,
+    panel=TASK,
     metavar="FILE",
-    help="File of pairs for measuring the circuit. Default: 40% of --pairs.",
+    help="File of pairs for measuring the circuit. Default: a part of --pairs.",
 )
-@option(
-    "--method",
-    type=click.Choice(("integrated", "relevance", "patching")),
-    default="integrated",
-    panel=_TASK,
-    metavar="NAME",
-    help="Gradient in the scores: integrated, in the frozen network (relevance) or at the clean prompt (patching).",
-)
-@option("--steps", type=int, default=10, panel=_TASK, metavar="N", help="Number of steps of integrated gradients.")
-@flag(
-    "--refine",
-    panel=_TASK,
-    help="Learn a mask over the memories with the largest scores, and rank the memories that it keeps first.",
-)
-@option(
-    "--seed",
-    type=int,
-    default=0,
-    panel=_TASK,
-    metavar="N",
-    help="Random seed for drawing held-out pairs and random sets of memories.",
-)
-@option("--report", type=Path, panel=_TASK, metavar="FILE", help="Write the result to an HTML page.")
+@settings_options(TaskSettings)
+@option("--report", type=Path, panel=TASK, metavar="FILE", help="Write the result to an HTML page.")
 @option(
     "--save",
     type=Path,
@@ -122,7 +103,7 @@ def circuit(
     if (prompt is None) == (pairs is None):
         raise SettingError("name either a PROMPT or --pairs FILE")
     if pairs is None:
-        refuse_options(given_options(_TASK), "has no effect with a prompt")
+        refuse_options(given_options(TASK), "has no effect with a prompt")
     else:
         refuse_options(given_options(_PROMPT), "has no effect with --pairs")
     is_ours = is_graph if pairs is None else is_intervention
@@ -240,6 +221,7 @@ def _show_task(
     from memlens.circuits.task import read_pairs, task_circuit
     from memlens.tracer.prompt import open_model
 
+    TaskSettings(**options)  # raise for a bad option before the model is loaded
     rows = read_pairs(pairs)
     held_out_rows = None if held_out is None else read_pairs(held_out)
     with ProgressBar(screen) as progress:
