@@ -9,7 +9,7 @@ not listed   present, but not in the manifest: left by a killed stage, or a user
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,10 @@ import pyarrow.parquet as pq
 
 from memlens.errors import IndexFolderError, MemlensError
 from memlens.files import (
-    FileFacts,
     checksum,
     explain_os_errors,
     has_size,
-    is_as_noted,
     lock_for_writing,
-    read_json,
     read_sealed,
 )
 from memlens.index.format import (
@@ -261,27 +258,21 @@ def _find_other_files(index: Index) -> Iterator[Finding]:
 # A damaged manifest
 
 
-def restore_manifest(folder: Path) -> list[str]:
-    """Restore a damaged manifest. The damaged file is kept under another name.
-
-    1. A backup with a valid checksum restores the whole manifest.
-    2. Otherwise, the damaged manifest is used if it can be parsed and fits the tables. A later table is kept if its
-       file has the recorded checksum, or if another table names that checksum as its source. The plan and the notes
-       cannot be verified.
+def restore_manifest(folder: Path) -> bool:
+    """Restore a damaged manifest from its backup. The damaged file is kept under another name.
 
     Returns:
-        Lines that state what was done and what could not be verified. Empty if the manifest is not damaged or the
-        folder is not an index.
+        True if the manifest was restored, False if it is not damaged or the folder is not an index.
 
     Raises:
-        IndexFolderError: Permissions deny reading the manifest, or neither manifest nor backup is usable.
+        IndexFolderError: The manifest cannot be read, or it is damaged and the backup is not usable.
     """
     path = folder / MANIFEST
     if not path.exists() and not (folder / BACKUP).is_file():
-        return []
+        return False
     try:
-        Manifest.read(folder, "nothing else describes this index; scan again with --fresh")
-        return []
+        Manifest.read(folder, "its backup cannot be used either; scan again with --fresh")
+        return False
     except IndexFolderError as error:
         damage = error
         is_unreadable = error.__cause__ is not None and isinstance(error.__cause__.__cause__, OSError)
@@ -289,13 +280,13 @@ def restore_manifest(folder: Path) -> list[str]:
             raise
     with lock_for_writing(folder / LOCK), explain_os_errors(folder):
         try:
-            manifest, lines = _read_backup(folder), [f"{MANIFEST} was restored from {BACKUP}"]
-        except (MemlensError, ValueError):
-            manifest, lines = _rebuild_manifest(folder, damage)
+            manifest = _read_backup(folder)
+        except (MemlensError, ValueError) as error:
+            raise damage from error
         if path.exists():
             shutil.copyfile(path, folder / DAMAGED_MANIFEST)
         manifest.write(folder)
-    return lines
+    return True
 
 
 def _read_backup(folder: Path) -> Manifest:
@@ -308,34 +299,3 @@ def _read_backup(folder: Path) -> Manifest:
         if not has_size(folder / name, manifest.files.get(name)):
             raise ValueError(f"{name} belongs to another index")
     return manifest
-
-
-def _rebuild_manifest(folder: Path, damage: IndexFolderError) -> tuple[Manifest, list[str]]:
-    """Rebuild the manifest from the damaged one and the tables."""
-    try:
-        content = read_json(folder / MANIFEST)
-        manifest = Manifest({name: part for name, part in content.items() if name != "seal"})
-        _ = manifest.document, manifest.settings
-        if manifest.document.schema != SCHEMA_VERSION or manifest.content["plan"].get("schema", 1) != SCHEMA_VERSION:
-            raise ValueError("another schema version")
-    except (MemlensError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise damage from error
-    lines = [f"{MANIFEST} was rebuilt from the damaged one; model, plan and settings could not be verified"]
-    notes = [manifest.values, manifest.patterns, manifest.prefix_pass, *manifest.experiments.values()]
-    recorded = {(table, then) for note in notes if note is not None for table, then in note.made_from.items()}
-    for name, facts in manifest.files.items():
-        path, table = folder / name, name.removesuffix(".parquet")
-        if is_as_noted(path, facts):
-            continue
-        actual = FileFacts.of(path) if path.is_file() else None
-        if actual is not None and ((table, actual.sha256) in recorded or name in SCAN_TABLES + OPTIONAL_TABLES):
-            manifest = manifest.with_files({name: {**manifest.content["files"][name], **asdict(actual)}})
-            if (table, actual.sha256) not in recorded:
-                lines.append(f"not verified: {name} differs from its checksum, but its content fits the index")
-        else:
-            manifest = manifest.with_files({}, without=[name])
-            lines.append(f"left out: {name}, because it could not be verified; compute it again")
-    for name in SCAN_TABLES:
-        if name not in manifest.files or find_problem(folder / name, name, manifest):
-            raise damage
-    return manifest, lines
