@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from memlens import pool as pool_module
-from memlens.errors import SettingError, WorkerError
+from memlens.errors import ModelError, SettingError, WorkerError
 from memlens.pool import PickledSource, RayPool, RayWorker, connect_ray, versions
 
 
@@ -18,7 +18,10 @@ class RayError(Exception):
 
 
 class RayTaskError(RayError):
-    pass
+    """An exception that a worker raised."""
+
+    def __init__(self, cause: Exception) -> None:
+        self.cause = cause
 
 
 class Call:
@@ -39,7 +42,7 @@ class Ray:
     def __init__(
         self,
         apply: Callable[[int, Any], Any] = lambda number, item: item * item,
-        start: Callable[[int, Any], Any] = lambda number, order: ("result", None),
+        start: Callable[[int, Any], Any] = lambda number, order: None,
         slow: frozenset[int] = frozenset(),
     ) -> None:
         self.apply, self.start, self.slow = apply, start, slow
@@ -74,7 +77,7 @@ class Ray:
             start=SimpleNamespace(
                 remote=lambda order: Call(lambda: self.start(number, order), number not in self.slow)
             ),
-            apply=SimpleNamespace(remote=lambda item: Call(lambda: ("result", self.apply(number, item)))),
+            apply=SimpleNamespace(remote=lambda item: Call(lambda: self.apply(number, item))),
         )
 
 
@@ -131,7 +134,6 @@ def test_workers_that_are_lost_while_they_start_are_replaced_three_times(run, lo
     def start(number: int, order: Any) -> Any:
         if number < lost:
             raise RayError
-        return ("result", None)
 
     if lost == 3:
         assert run(Ray(start=start), 3, workers=1) == [0, 1, 4]
@@ -151,7 +153,8 @@ def test_a_node_that_cannot_load_the_value_gets_a_copy(monkeypatch: pytest.Monke
 
     def start(number: int, order: Any) -> Any:
         orders.append("copy" if b"copy=True" in order else "source")
-        return ("result", None) if orders[-1] == "copy" else ("no value", "error", "ModelError", "not here")
+        if orders[-1] == "source":
+            raise RayTaskError(pool_module._LoadError(ModelError("not here")))
 
     monkeypatch.setattr(pool_module, "import_ray", lambda: Ray(start=start))
     assert list(RayPool(Source(), 1, 1).map(lambda value, item: item, range(3))) == [0, 1, 4]
@@ -160,9 +163,9 @@ def test_a_node_that_cannot_load_the_value_gets_a_copy(monkeypatch: pytest.Monke
 
 def test_a_node_with_other_versions_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "prepare_process", lambda: None)
-    reply = RayWorker(("0.0.1", "1.0", "2.0")).start(b"")
-    assert reply[:2] == ("error", "WorkerError")
-    assert "but the driver has memlens 0.0.1 with torch 1.0 and transformers 2.0; install the same" in reply[2]
+    message = "but the driver has memlens 0.0.1 with torch 1.0 and transformers 2.0; install the same"
+    with pytest.raises(WorkerError, match=message):
+        RayWorker(("0.0.1", "1.0", "2.0")).start(b"")
     assert len(versions()) == 3
 
 

@@ -7,9 +7,9 @@
    A `Source` provides the object itself for this process and a picklable loader for workers.
 2. Results are in the order of the items. Only a few items and results are in memory at a time.
 3. A map starts workers and ends them when all results are there. The item of a worker that dies is retried up to
-RETRIES times.
+   RETRIES times.
 4. If a worker raises an exception of memlens.errors, the map raises it unchanged. Any other exception is a bug, and the
-map raises a RuntimeError that contains the worker's traceback.
+   map raises a RuntimeError that contains the worker's traceback.
 5. Workers ignore SIGINT and SIGTERM, which the driver handles, and exit within a second if the driver dies.
 
 Functions and items must be picklable. A result must depend on the function, the value and the item only, so that it is
@@ -36,13 +36,13 @@ from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from itertools import chain
 from multiprocessing import current_process
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
 
-from memlens import errors
 from memlens.errors import MemlensError, RayAgentError, SettingError, WorkerError, needing
 from memlens.process_setup import prepare_process
 
@@ -54,13 +54,13 @@ Result = TypeVar("Result")
 
 RETRIES = 3  # maximum number of retries of an item whose worker died, and of starting workers
 POLL_SECONDS = 0.2  # time between checks for a stop request
-AHEAD = 2  # number of items per worker that are in memory at a time
+AHEAD = 2  # number of items in memory beyond one per worker
+_MOST_CALLS = 2  # number of items that a Ray worker has at a time
 AGENT_SECONDS = 2.0  # time limit for checking Ray's agents
 CHECK_SECONDS = 0.5  # time between checks of Ray's agents; without its agents, Ray ends this process within seconds
 CONNECT_SECONDS = 30.0  # time limit for connecting to an existing Ray cluster
 START_SECONDS = 300.0  # time limit for the start of the first Ray worker
 
-_RESULT, _ERROR, _BUG, _NO_VALUE = "result", "error", "bug", "no value"
 _END = object()
 
 
@@ -134,7 +134,7 @@ class SerialPool:
 class Worker:
     """Loads the value and applies the function to items, in a worker process or as a Ray actor.
 
-    Replies are tuples of plain objects, so that the driver can unpickle every reply.
+    It raises only exceptions that the driver can unpickle.
     """
 
     def __init__(self, number: int = 0) -> None:
@@ -142,39 +142,35 @@ class Worker:
         self.function: Callable[[Any, Any], Any] | None = None
         self.value: Any = None
 
-    def start(self, order: bytes) -> tuple[Any, ...]:
-        """Load the value. Returns a reply without content, or a description of the error."""
+    def start(self, order: bytes) -> None:
+        """Load the value. Raises _LoadError if that fails."""
         try:
-            loader, function = pickle.loads(order)
+            loader, self.function = pickle.loads(order)
             self.value = loader(self.number)
         except Exception as error:
-            return _NO_VALUE, *_describe_error(error)
-        self.function = function
+            raise _LoadError(_portable(error)) from None
         gc.freeze()  # exclude the objects of imported libraries from garbage collection
-        return (_RESULT, None)
 
-    def apply(self, item: Any) -> tuple[Any, ...]:
-        """Return the function's result for an item, or a description of its error."""
+    def apply(self, item: Any) -> Any:
+        """Return the function's result for an item."""
         assert self.function is not None, "start() comes first"
         try:
-            return _RESULT, self.function(self.value, item)
+            return self.function(self.value, item)
         except BaseException as error:  # panics of Rust libraries derive from BaseException
-            return _describe_error(error)
+            raise _portable(error) from None
 
 
-def _describe_error(error: BaseException) -> tuple[str, ...]:
+class _LoadError(Exception):
+    """A worker cannot load the value. The argument is the exception that says why."""
+
+
+def _portable(error: BaseException) -> Exception:
+    """Return an exception that every process can unpickle. Libraries raise exceptions that cannot be unpickled."""
     if isinstance(error, MemlensError):
-        return _ERROR, type(error).__name__, str(error)
+        return error
     if isinstance(error, MemoryError):
-        return _ERROR, "WorkerError", "a worker ran out of memory; use a smaller --workers or --batch-tokens"
-    return _BUG, "".join(traceback.format_exception(error))
-
-
-def _make_error(kind: str, *details: str) -> Exception:
-    if kind == _ERROR:
-        error_class: type[MemlensError] = getattr(errors, details[0], MemlensError)
-        return error_class(details[1])
-    return RuntimeError(f"a worker failed:\n{details[0]}")
+        return WorkerError("a worker ran out of memory; use a smaller --workers or --batch-tokens")
+    return RuntimeError(f"a worker failed:\n{''.join(traceback.format_exception(error))}")
 
 
 def exit_when_parent_dies(parent: int) -> None:
@@ -203,13 +199,11 @@ def _initialize(driver: int, order: bytes) -> None:
     _worker, _order = Worker(int(count) if count.isdecimal() else 0), order
 
 
-def _apply(item: Any) -> tuple[Any, ...]:
+def _apply(item: Any) -> Any:
     global _order
     assert _worker is not None
     if _order:
-        reply = _worker.start(_order)
-        if reply[0] != _RESULT:
-            return reply
+        _worker.start(_order)
         _order = b""
     return _worker.apply(item)
 
@@ -222,8 +216,8 @@ class _Task:
     """An item in flight."""
 
     item: Any
-    future: Future[tuple[Any, ...]] | None = None  # pending call on a loky worker
-    reply: tuple[Any, ...] | None = None  # the reply of a Ray worker
+    future: Future[Any] | None = None  # pending call on a loky worker
+    result: Any = _END  # the result of a Ray worker
     deaths: int = 0  # number of workers that died while the item was assigned to them
 
     def count_death(self, reason: str) -> None:
@@ -238,19 +232,15 @@ class _Task:
 class ProcessPool:
     """Worker processes on this machine."""
 
-    def __init__(
-        self, source: Source, workers: int, *, check_stop: Callable[[], None] = lambda: None, ahead: int = 0
-    ) -> None:
+    def __init__(self, source: Source, workers: int, *, check_stop: Callable[[], None] = lambda: None) -> None:
         """Create a pool.
 
         Args:
             source: Provides the value.
             workers: Number of processes.
             check_stop: Called several times per second. It may raise an exception to stop the map.
-            ahead: Number of items in flight in addition to one per worker. 0 means AHEAD items per worker in total.
         """
         self.source, self.workers, self.check_stop = source, workers, check_stop
-        self.in_flight = workers + ahead if ahead else AHEAD * workers
 
     def map(self, function: Callable[[Any, Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
         from loky.process_executor import TerminatedWorkerError
@@ -260,7 +250,7 @@ class ProcessPool:
         try:
             while True:
                 self.check_stop()
-                _fill(tasks, remaining, self.in_flight)
+                _fill(tasks, remaining, self.workers + AHEAD)
                 if not tasks:
                     return
                 try:
@@ -271,7 +261,7 @@ class ProcessPool:
                         executor = _start_executor(min(self.workers, len(tasks)), (loader, function))
                     for task in tasks:
                         task.future = task.future or executor.submit(_apply, task.item)
-                    kind, *content = self._wait(tasks[0])
+                    result = self._wait(tasks[0].future)
                 except TerminatedWorkerError as error:
                     self.check_stop()  # the signal that killed the workers may also have been sent to this process
                     _stop_executor(executor)
@@ -280,34 +270,31 @@ class ProcessPool:
                         if task.future is None or not task.future.done() or task.future.exception() is not None:
                             task.future = None
                             task.count_death(f"a worker process died ({_exit_code(error)})")
-                    continue
-                except OSError as error:
-                    raise WorkerError(
-                        f"cannot start a worker process ({error.strerror or error}); use fewer --workers and --threads"
-                    ) from error
-                if kind == _NO_VALUE and not copy:
+                except _LoadError as error:
+                    if copy:
+                        raise error.args[0] from None
                     copy = True
                     _stop_executor(executor)
                     executor = None
                     for task in tasks:
                         task.future = None
-                    continue
-                if kind != _RESULT:
-                    raise _make_error(*(content if kind == _NO_VALUE else (kind, *content)))
-                tasks.popleft()
-                yield content[0]
+                except OSError as error:
+                    raise WorkerError(
+                        f"cannot start a worker process ({error.strerror or error}); use fewer --workers and --threads"
+                    ) from error
+                else:
+                    tasks.popleft()
+                    yield result
         finally:
             _stop_executor(executor)
-        for task in tasks:
-            yield function(self.source.value, task.item)
-        for item in remaining:
+        for item in chain((task.item for task in tasks), remaining):
             yield function(self.source.value, item)
 
-    def _wait(self, task: _Task) -> tuple[Any, ...]:
-        assert task.future is not None
-        while not wait([task.future], POLL_SECONDS).done:
+    def _wait(self, future: Future[Any] | None) -> Any:
+        assert future is not None
+        while not wait([future], POLL_SECONDS).done:
             self.check_stop()
-        return task.future.result()
+        return future.result()
 
 
 def _fill(tasks: deque[_Task], remaining: Iterator[Any], limit: int) -> None:
@@ -378,14 +365,15 @@ class RayWorker(Worker):
         super().__init__()
         self.expected = expected
 
-    def start(self, order: bytes) -> tuple[Any, ...]:
+    def start(self, order: bytes) -> None:
         if self.expected != versions():
             on_node, on_driver = (
                 "memlens {} with torch {} and transformers {}".format(*v) for v in (versions(), self.expected)
             )
-            message = f"a Ray node has {on_node}, but the driver has {on_driver}; install the same versions everywhere"
-            return _ERROR, "WorkerError", message
-        return super().start(order)
+            raise WorkerError(
+                f"a Ray node has {on_node}, but the driver has {on_driver}; install the same versions everywhere"
+            )
+        super().start(order)
 
 
 @dataclass(eq=False)
@@ -415,7 +403,6 @@ class RayPool:
         address: str | None = None,
         gpus: float = 0.0,
         check_stop: Callable[[], None] = lambda: None,
-        ahead: int = 0,
     ) -> None:
         """Create a pool.
 
@@ -426,10 +413,9 @@ class RayPool:
             address: Address of the cluster. None means $RAY_ADDRESS or, if that is not set, a new local cluster.
             gpus: Number of GPUs per worker.
             check_stop: Called several times per second. It may raise an exception to stop the map.
-            ahead: Number of items in flight in addition to one per worker. 0 means AHEAD items per worker in total.
         """
         self.source, self.workers, self.threads, self.address = source, workers, threads, address
-        self.gpus, self.check_stop, self.ahead = gpus, check_stop, ahead
+        self.gpus, self.check_stop = gpus, check_stop
         import_ray()  # report a missing package before reading anything
 
     def map(self, function: Callable[[Any, Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
@@ -459,26 +445,26 @@ class _RayMap:
         self.last_ready = self.last_check = time.monotonic()
 
     def results(self, items: Iterator[Any]) -> Iterator[Any]:
-        limit = self.size + self.pool.ahead if self.pool.ahead else AHEAD * self.size
         while True:
             self.pool.check_stop()
             before = len(self.tasks)
-            _fill(self.tasks, items, limit)
+            _fill(self.tasks, items, self.size + AHEAD)
             self.unassigned.extend(list(self.tasks)[before:])
             if not self.tasks:
                 return
-            reply = self.tasks[0].reply
-            if reply is not None:
-                self.tasks.popleft()
-                yield reply[1]
+            if self.tasks[0].result is not _END:
+                yield self.tasks.popleft().result
                 continue
             while len(self.actors) < min(self.size, len(self.tasks)):
                 handle = self.actor_class.remote(versions())
                 self.actors.append(_Actor(handle, handle.start.remote(self._order(copy=False))))
-            for actor in self.actors:
-                while actor.starting is None and len(actor.calls) < AHEAD and self.unassigned:
-                    task = self.unassigned.popleft()
-                    actor.calls[actor.handle.apply.remote(task.item)] = task
+            ready = [actor for actor in self.actors if actor.starting is None]
+            while self.unassigned and ready:
+                actor = min(ready, key=lambda actor: len(actor.calls))
+                if len(actor.calls) == _MOST_CALLS:
+                    break
+                task = self.unassigned.popleft()
+                actor.calls[actor.handle.apply.remote(task.item)] = task
             self._receive()
 
     def _order(self, *, copy: bool) -> Any:
@@ -511,23 +497,22 @@ class _RayMap:
 
     def _handle(self, actor: _Actor, call: Any) -> None:
         try:
-            reply = self.ray.get(call)
+            result = self.ray.get(call)
         except self.ray.exceptions.RayTaskError as error:
-            raise RuntimeError(f"a Ray worker failed:\n{error}") from error
+            if not isinstance(error.cause, _LoadError):
+                raise error.cause from None
+            if actor.has_copy:
+                raise error.cause.args[0] from None
+            actor.has_copy = True
+            actor.starting = actor.handle.start.remote(self._order(copy=True))
         except self.ray.exceptions.RayError as error:
             check_agents(self.ray)
             self._lose(actor, f"a Ray worker was lost ({type(error).__name__})")
-            return
-        if call is actor.starting and reply[0] == _NO_VALUE and not actor.has_copy:
-            actor.has_copy = True
-            actor.starting = actor.handle.start.remote(self._order(copy=True))
-            return
-        if reply[0] != _RESULT:
-            raise _make_error(*(reply[1:] if reply[0] == _NO_VALUE else reply))
-        if call is actor.starting:
-            actor.starting, self.lost_starts = None, 0
         else:
-            actor.calls.pop(call).reply = reply
+            if call is actor.starting:
+                actor.starting, self.lost_starts = None, 0
+            else:
+                actor.calls.pop(call).result = result
 
     def _lose(self, actor: _Actor, reason: str) -> None:
         """Remove a lost worker and reassign its items."""

@@ -167,7 +167,7 @@ def build_index(
                     check_stop=stopper.check,
                 )
         recipe = ModelRecipe(model, settings.threads, fingerprint=plan["model"], device_map=device_map)
-        pool = make_pool(recipe, run or RunSettings(), workers, check_stop=stopper.check, ahead=2)
+        pool = make_pool(recipe, run or RunSettings(), workers, check_stop=stopper.check)
         scanned = _scan(
             model, store, settings, shapes, pool, PartFolder(folder / PARTIAL / PARTS),
             shard=shard, layer_budget=layer_budget, save_seconds=save_seconds, progress=progress, stopper=stopper,
@@ -193,15 +193,10 @@ def publish(
     plan: dict[str, Any],
     scanned_with: Sequence[dict[str, str]],
 ) -> None:
-    """Publish a finished scan in partial/ as an index.
-
-    Checksums in the manifest are those of the written bytes, not of the files on disk, so that later changes are
-    detected.
-    """
+    """Publish a finished scan in partial/ as an index."""
     files = {CORPUS: store.files[CORPUS], VOCABULARY: vocabulary, **write_scan_tables(folder / PARTIAL, scanned, store)}
     content = make_manifest(model, plan, store.counts, scanned.prefixes, scanned.tokens, files)
     manifest = Manifest({**content, "scanned_with": list(scanned_with)})
-    store.check_unchanged()
     staging.replace_tables(folder, files)
     manifest.write(folder)
     staging.remove_partial(folder)

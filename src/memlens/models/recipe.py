@@ -15,12 +15,7 @@ from memlens.settings import RunSettings
 
 
 def make_pool(
-    recipe: ModelRecipe,
-    run: RunSettings,
-    workers: int,
-    *,
-    check_stop: Callable[[], None] = lambda: None,
-    ahead: int = 0,
+    recipe: ModelRecipe, run: RunSettings, workers: int, *, check_stop: Callable[[], None] = lambda: None
 ) -> Pool:
     """Return a pool whose workers have the model, or a SerialPool for one local worker.
 
@@ -29,14 +24,13 @@ def make_pool(
         run: Options of the run: executor, Ray address and GPUs.
         workers: Number of workers, or 0 for as many as fit on a Ray cluster.
         check_stop: Called several times per second. It may raise an exception to stop.
-        ahead: Number of items sent to workers in advance, beyond one per worker, or 0 for the pool's default.
     """
     if run.executor == "ray":
         address, gpus = run.ray_address, run.gpus_per_worker
-        return RayPool(recipe, workers, recipe.threads, address=address, gpus=gpus, check_stop=check_stop, ahead=ahead)
+        return RayPool(recipe, workers, recipe.threads, address=address, gpus=gpus, check_stop=check_stop)
     if workers == 1:
         return SerialPool(recipe.value)
-    return ProcessPool(recipe, workers, check_stop=check_stop, ahead=ahead)
+    return ProcessPool(recipe, workers, check_stop=check_stop)
 
 
 class ModelRecipe:
