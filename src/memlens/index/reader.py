@@ -7,6 +7,7 @@ replaced by renaming, so a reader keeps the content of the file that it has open
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -347,8 +348,7 @@ class Index:
             One dictionary per row.
 
         Raises:
-            IndexFolderError: A table was not computed, or its file is missing or damaged.
-            SettingError: DuckDB cannot run the query.
+            IndexFolderError: DuckDB cannot run the query, or a table was not computed, is missing or damaged.
 
         Example:
             >>> index.sql("SELECT count(*) AS n FROM {memories} WHERE layer = $1", [2])
@@ -367,17 +367,13 @@ class Index:
             An iterator of one dictionary per row.
 
         Raises:
-            IndexFolderError: A table was not computed, or its file is missing or damaged.
-            SettingError: DuckDB cannot run the query.
+            IndexFolderError: DuckDB cannot run the query, or a table was not computed, is missing or damaged.
 
         Example:
             >>> sum(1 for row in index.stream("SELECT * FROM {memories}"))
             120
         """
-        with self._explain_errors(), self._connect() as database:
-            filled, tables = self._fill_in_tables(query)
-            cursor = database.execute(filled, list(parameters))
-            self._check_opened(tables)
+        with self._run_query(query, parameters) as cursor:
             columns = [column[0] for column in cursor.description]
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 for row in rows:
@@ -394,17 +390,13 @@ class Index:
             {column: array}.
 
         Raises:
-            IndexFolderError: A table was not computed, or its file is missing or damaged.
-            SettingError: DuckDB cannot run the query.
+            IndexFolderError: DuckDB cannot run the query, or a table was not computed, is missing or damaged.
 
         Example:
             >>> index.arrays("SELECT max FROM {memories}")["max"].shape
             (120,)
         """
-        with self._explain_errors(), self._connect() as database:
-            filled, tables = self._fill_in_tables(query)
-            cursor = database.execute(filled, list(parameters))
-            self._check_opened(tables)
+        with self._run_query(query, parameters) as cursor:
             return cursor.fetchnumpy()
 
     def batches(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[pa.RecordBatch]:
@@ -418,26 +410,24 @@ class Index:
             An iterator of record batches.
 
         Raises:
-            IndexFolderError: A table was not computed, or its file is missing or damaged.
-            SettingError: DuckDB cannot run the query.
+            IndexFolderError: DuckDB cannot run the query, or a table was not computed, is missing or damaged.
 
         Example:
             >>> sum(batch.num_rows for batch in index.batches("SELECT * FROM {memories}"))
             120
         """
-        with self._explain_errors(), self._connect() as database:
-            filled, tables = self._fill_in_tables(query)
-            reader = database.sql(filled, params=list(parameters)).to_arrow_reader(_ROWS_AT_ONCE)
-            self._check_opened(tables)
-            yield from reader
+        with self._run_query(query, parameters) as cursor:
+            yield from cursor.to_arrow_reader(_ROWS_AT_ONCE)
 
-    def _fill_in_tables(self, query: str) -> tuple[str, list[str]]:
-        """Replace names of tables in braces by SQL that reads them. Returns the query and the names."""
-        sources = _TableSources(self)
-        try:
-            return query.format_map(sources), sources.tables
-        except (ValueError, AttributeError) as error:  # caused by a single brace, or a format such as {triggers.x}
-            raise SettingError(f"the query is invalid ({error}); write tables in braces, like {{memories}}") from error
+    @contextmanager
+    def _run_query(self, query: str, parameters: Sequence[Any]) -> Iterator[duckdb.DuckDBPyConnection]:
+        """Run a query in which names in braces stand for tables. Yields a cursor with the result."""
+        with self._explain_errors(), self._connect() as cursor:
+            tables = re.findall(r"{([\w/-]+)}", query)
+            filled = re.sub(r"{([\w/-]+)}", lambda name: self._source_of(name[1]), query)
+            cursor.execute(filled, list(parameters))
+            self._check_opened(tables)
+            yield cursor
 
     def _source_of(self, table: str) -> str:
         """Return SQL that reads a table."""
@@ -492,7 +482,8 @@ class Index:
             if isinstance(error, OSError):
                 raise
             why = str(error).strip().partition("\n")[0]
-            advice = "; write tables in braces, like {memories}" if isinstance(error, duckdb.CatalogException) else ""
+            is_name = isinstance(error, (duckdb.CatalogException, duckdb.ParserException))
+            advice = "; write tables in braces, like {memories}" if is_name else ""
             failure = "cannot read" if isinstance(error, pa.ArrowException) else "a query failed on"
             raise IndexFolderError(f"{failure} {self.folder}: {why}{advice}") from error
 
@@ -772,19 +763,6 @@ class Index:
         }
         rows = "".join(f"<tr><th>{name}</th><td>{escape(fact)}</td></tr>" for name, fact in facts.items())
         return f"<table><caption>Index {escape(str(self.folder))}</caption>{rows}</table>"
-
-
-class _TableSources(dict[str, str]):
-    """A mapping from the name of a table to SQL that reads the table, for str.format_map."""
-
-    def __init__(self, index: Index) -> None:
-        super().__init__()
-        self.index = index
-        self.tables: list[str] = []
-
-    def __missing__(self, table: str) -> str:
-        self.tables.append(table)
-        return self.index._source_of(table)
 
 
 def open_index(folder: Index | str | PathLike[str]) -> Index:
