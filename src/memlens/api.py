@@ -125,20 +125,20 @@ def scan(
     sources = corpus_settings(corpus, **cutting)
     load_options: dict[str, Any] = {} if run.device_map is None else {"device_map": run.device_map}
     memory_model = load(model, tokenizer=tokenizer, device=device, dtype=dtype, **load_options)
-    workers = choose_workers(run, memory_model, settings, sources, recorded, is_complete(folder) and resume)
+    workers, threads = choose_workers(run, memory_model, settings, sources, recorded, is_complete(folder) and resume)
     plan = build_index(
         memory_model,
         sources,
-        replace(settings, threads=workers.threads),
+        replace(settings, threads=threads),
         folder,
         resume=resume,
         progress=progress,
         run=run,
-        workers=workers.workers,
+        workers=workers,
         shard=shard,
         layer_budget=run.layer_budget,
         device_map=run.device_map,
-        text_processes=usable_cores() if run.executor == "ray" else workers.workers * workers.threads,
+        text_processes=usable_cores() if run.executor == "ray" else workers * threads,
     )
     if shard is not None:
         return open_shard(folder)

@@ -8,7 +8,7 @@ import memlens
 from memlens.errors import SettingError
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner import resources
-from memlens.scanner.resources import WorkerCount, choose_workers, estimate_scan
+from memlens.scanner.resources import choose_workers, estimate_scan
 from memlens.settings import CorpusSettings, ScanRunSettings, ScanSettings
 from memlens.testing import tiny_model, tiny_tokenizer
 
@@ -20,7 +20,7 @@ def model() -> MemoryModel:
 
 def chosen(
     model: MemoryModel, monkeypatch: pytest.MonkeyPatch, tokens: int, recorded: int | None = None, **run: int
-) -> WorkerCount:
+) -> tuple[int, int]:
     monkeypatch.setattr(resources, "usable_cores", lambda: 8)
     monkeypatch.setattr(resources, "approximate_tokens", lambda corpus, limit: tokens)
     corpus = CorpusSettings(("nowhere.txt",))
@@ -41,12 +41,12 @@ def chosen(
 )
 def test_workers_and_threads(model, monkeypatch, tokens, recorded, run, expected) -> None:
     monkeypatch.setattr(resources, "free_memory", lambda: 1 << 50)
-    assert chosen(model, monkeypatch, tokens, recorded, **run) == WorkerCount(*expected)
+    assert chosen(model, monkeypatch, tokens, recorded, **run) == expected
 
 
 def test_without_memory_for_a_second_worker_there_is_one_process(model, monkeypatch) -> None:
     monkeypatch.setattr(resources, "free_memory", lambda: 1 << 20)
-    assert chosen(model, monkeypatch, 10**12) == WorkerCount(1, 8)
+    assert chosen(model, monkeypatch, 10**12) == (1, 8)
 
 
 def test_the_estimate_measures_a_batch(model: MemoryModel) -> None:

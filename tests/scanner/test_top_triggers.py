@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from memlens.errors import SettingError
 from memlens.scanner.kernels import COLUMNS
 from memlens.scanner.layer import TopTriggers
 
@@ -105,8 +104,3 @@ def test_a_memory_that_never_fires_has_no_triggers() -> None:
     triggers = fed([(0, 0, [0.0, -1.0, 1.0]), (0, 1, [0.0, 0.0, 0.0])], 5, "best")
     assert [len(entries) for entries in as_lists(triggers, "top")] == [0, 0, 1]
     assert [len(entries) for entries in as_lists(triggers, "bottom")] == [0, 1, 0]
-
-
-def test_parts_with_different_settings_do_not_merge() -> None:
-    with pytest.raises(SettingError, match="different settings"):
-        TopTriggers(3, 5).merge(TopTriggers(3, 6))

@@ -81,15 +81,7 @@ class TopTriggers:
         )  # fmt: skip
 
     def merge(self, other: TopTriggers) -> None:
-        """Add the triggers of another part of a scan. Raises SettingError if that part has different settings."""
-        if (other.one_a_sentence, other.keeps_bottom, other.top_lists.keys.shape) != (
-            self.one_a_sentence,
-            self.keeps_bottom,
-            self.top_lists.keys.shape,
-        ):
-            raise SettingError(
-                "these partial scans were made with different settings; use the same settings for all parts"
-            )
+        """Add the triggers of another part of the same scan."""
         merge_lists_(self.top_lists, other.top_lists, self.one_a_sentence)
         if self.keeps_bottom:
             merge_lists_(self.bottom_lists, other.bottom_lists, self.one_a_sentence)

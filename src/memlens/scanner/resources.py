@@ -33,14 +33,6 @@ _BYTES_PER_TRIGGER = 24  # a key and a position, and a copy of both while saving
 _PROBE_LENGTH, _PROBE_TOKENS = 32, 2048
 
 
-@dataclass(frozen=True)
-class WorkerCount:
-    """The number of workers, and the number of threads per worker."""
-
-    workers: int  # number of workers; 0 for as many as fit on a Ray cluster
-    threads: int
-
-
 def choose_workers(
     run: ScanRunSettings,
     model: MemoryModel,
@@ -48,8 +40,10 @@ def choose_workers(
     corpus: CorpusSettings,
     recorded: int | None,
     is_complete: bool,
-) -> WorkerCount:
-    """Return the number of workers and of threads for a scan, by the rules at the top of this module.
+) -> tuple[int, int]:
+    """Return the number of workers and of threads per worker, by the rules at the top of this module.
+
+    Zero workers stand for as many as fit on a Ray cluster.
 
     Args:
         run: Options of the run.
@@ -61,18 +55,18 @@ def choose_workers(
     """
     threads, cores = run.threads or recorded, usable_cores()
     if run.executor == "ray":
-        return WorkerCount(run.workers or 0, threads or 1)
+        return run.workers or 0, threads or 1
     if run.workers is not None:
-        return WorkerCount(run.workers, threads or max(1, cores // run.workers))
+        return run.workers, threads or max(1, cores // run.workers)
     if is_complete or run.threads is not None or cores == 1 or model.device.type != "cpu":
-        return WorkerCount(1, threads or cores)
+        return 1, threads or cores
     weights = sum(weight.numel() for weight in model.network.parameters())
     operations = 2 * approximate_tokens(corpus, settings.max_tokens) * weights
     room = max(1, int(_FREE_SHARE * free_memory()) // worker_bytes(model, settings))
     if operations / _OPERATIONS < _SHORT_SECONDS or room == 1:
-        return WorkerCount(1, threads or cores)
+        return 1, threads or cores
     workers = max(1, min(room, cores // (threads or 1)))
-    return WorkerCount(workers, threads or cores // workers)
+    return workers, threads or cores // workers
 
 
 def worker_bytes(model: MemoryModel, settings: ScanSettings) -> int:
