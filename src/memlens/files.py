@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -117,14 +116,7 @@ def read_json(path: Path, advice: str = _MAKE_AGAIN) -> dict[str, Any]:
     Raises FilesError if that fails. The message for damaged content ends with `advice`.
     """
     try:
-        if path.exists() and not path.is_file():  # reading from a pipe may never end
-            raise FilesError(f"{path} is not a regular file; {advice}")
-        if path.stat().st_size > _JSON_LIMIT:
-            raise FilesError(f"{path} is damaged (larger than any file that memlens writes here); {advice}")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = error.strerror or error
-        raise FilesError(f"cannot read {path}: {reason}; check the path and its permissions") from error
+        content = json.loads(read_limited(path, _JSON_LIMIT))
     except (ValueError, RecursionError) as error:
         raise FilesError(f"{path} is damaged (not JSON); {advice}") from error
     if not isinstance(content, dict):
@@ -238,36 +230,15 @@ def lock_for_writing(lock: Path) -> Iterator[None]:
         file_lock.release()
 
 
-class HashedFile(io.FileIO):
-    """A new file that computes the size and the checksum of its content as it is written."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, "w")
-        self._digest, self._bytes = hashlib.sha256(), 0
-
-    def write(self, content: Any) -> int:
-        """Write all of the content, repeating the call if the system writes only part of it."""
-        remaining = memoryview(content).cast("B")
-        self._digest.update(remaining)
-        self._bytes += (size := len(remaining))
-        while remaining:
-            remaining = remaining[super().write(remaining) or 0 :]
-        return size
-
-    @property
-    def facts(self) -> FileFacts:
-        return FileFacts(self._bytes, self._digest.hexdigest())
-
-
 def fill_table(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> FileFacts:
     """Write tables to a new Parquet file. Each table starts a new row group."""
     import pyarrow.parquet as pq
 
-    with HashedFile(path) as file:
-        with closing(pq.ParquetWriter(file, schema, compression="zstd")) as writer:
-            for part in parts:
-                writer.write_table(part)
-        return file.facts
+    # pyarrow would read a path with a colon as a URL
+    with path.open("wb") as file, closing(pq.ParquetWriter(file, schema, compression="zstd")) as writer:
+        for part in parts:
+            writer.write_table(part)
+    return FileFacts.of(path)
 
 
 def write_table(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> FileFacts:

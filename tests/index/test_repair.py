@@ -111,9 +111,9 @@ def test_a_manifest_without_permission_is_not_called_damaged(
 ) -> None:
     folder = copy_of(complete).folder
 
-    def deny(*_: object, **__: object) -> str:
+    def deny(*_: object, **__: object) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_text", deny)
+    monkeypatch.setattr(Path, "read_bytes", deny)
     with pytest.raises(IndexFolderError, match=r"Permission denied; check the path and its permissions$"):
         memlens.open_index(folder)

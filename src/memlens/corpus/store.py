@@ -13,7 +13,7 @@ memory-mapped, so memory does not grow with the corpus.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,16 +25,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlens.corpus.encoding import ROWS, EncodedChunk, Encoder, encode_corpus
-from memlens.corpus.repeats import find_repeats, split_sentences
+from memlens.corpus.repeats import find_repeats
 from memlens.corpus.sentences import ScanSentence, corpus_stamps
 from memlens.errors import CorpusError, IndexFolderError, SettingError
 from memlens.files import (
     FileFacts,
     FileStamp,
-    HashedFile,
     explain_os_errors,
     facts_of,
-    file_stamp,
     is_as_noted,
     parse_document,
     read_sealed,
@@ -69,7 +67,6 @@ class CorpusStore:
             raise _damaged(folder / "corpus.json")
         self.counts, self.files = document.counts, document.files
         self.folder = folder.absolute()
-        self._stamps = self._current_stamps()
         tokens, sentences = self.counts["tokens"], self.counts["sentences"]
         self.tokens: NDArray[np.int32] = _map_array(folder / TOKENS, np.int32, tokens)
         self.offsets: NDArray[np.int64] = _map_array(folder / OFFSETS, np.int64, sentences + 1)
@@ -86,14 +83,6 @@ class CorpusStore:
             if not is_as_noted(path, facts):
                 raise _damaged(path)
         return store
-
-    def check_unchanged(self) -> None:
-        """Raise IndexFolderError if a mapped file has changed since it was opened, because results would be wrong."""
-        if self._current_stamps() != self._stamps:
-            raise IndexFolderError(f"{self.folder} was changed during the scan; start over with --fresh")
-
-    def _current_stamps(self) -> list[FileStamp | None]:
-        return [file_stamp(self.folder / name) for name in FLAT]
 
     @staticmethod
     def exists(folder: Path) -> bool:
@@ -239,22 +228,22 @@ def write_corpus(
         on_bytes(read)
 
     with explain_os_errors(folder / CORPUS):
-        counts, corpus = _write_sentences(folder, chunks, dedup, report)
-    files = {CORPUS: asdict(corpus), **{name: facts_of(folder / name) for name in FLAT}}
+        counts = _write_sentences(folder, chunks, dedup, report)
+    files = {name: facts_of(folder / name) for name in (CORPUS, *FLAT)}
     write_sealed(folder / "corpus.json", {"counts": counts, "files": files})
 
 
 def _write_sentences(
     folder: Path, chunks: Iterable[EncodedChunk], dedup: str, on_more: Callable[[int], None]
-) -> tuple[dict[str, Any], FileFacts]:
-    """Write every file except corpus.json. Returns the counts, and the size and checksum of corpus.parquet."""
+) -> dict[str, int]:
+    """Write every file except corpus.json. Returns the counts."""
     counts = {"sentences": 0, "tokens": 0, "cut_sentences": 0, "cut_tokens": 0}
     with (
         replacing(folder / CORPUS) as corpus_path,
         replacing(folder / TOKENS) as tokens_path,
         replacing(folder / OFFSETS) as offsets_path,
         replacing(folder / FRESH) as fresh_path,
-        HashedFile(corpus_path) as corpus,
+        corpus_path.open("wb") as corpus,
         closing(pq.ParquetWriter(corpus, SCHEMA, compression="zstd")) as writer,
         tokens_path.open("wb") as tokens,
         offsets_path.open("wb") as offsets,
@@ -280,11 +269,11 @@ def _write_sentences(
         if dedup == "none":
             fresh_from = np.zeros(counts["sentences"], np.int32)
         else:
-            sentences = _read_back(folder, counts["sentences"])
+            sentences = _read_back(tokens_path, offsets_path)
             fresh_from = find_repeats(sentences, counts["sentences"], folder, dedup, lambda: on_more(0))
         fresh_path.write_bytes(fresh_from.data)
         counts["repeated_prefixes"] = int(fresh_from.sum(dtype=np.int64))
-    return counts, corpus.facts
+    return counts
 
 
 def _windows(chunks: Iterable[EncodedChunk], on_more: Callable[[int], None]) -> Iterator[pa.Table]:
@@ -300,12 +289,10 @@ def _windows(chunks: Iterable[EncodedChunk], on_more: Callable[[int], None]) -> 
         yield rows.combine_chunks()
 
 
-def _read_back(folder: Path, count: int) -> Iterator[tuple[NDArray[np.int64], list[bytes]]]:
-    """Yield the ids and tokens of the sentences in the temporary files, one window at a time."""
-    with (folder / f"{OFFSETS}.part").open("rb") as offsets, (folder / f"{TOKENS}.part").open("rb") as tokens:
-        end = np.frombuffer(offsets.read(8), np.int64)
-        for first in range(0, count, WINDOW):
-            ends = np.frombuffer(offsets.read(8 * min(WINDOW, count - first)), np.int64)
-            lengths = np.diff(ends, prepend=end)
-            end = ends[-1:]
-            yield np.arange(first, first + len(lengths)), split_sentences(tokens.read(4 * int(lengths.sum())), lengths)
+def _read_back(tokens_path: Path, offsets_path: Path) -> Iterator[tuple[NDArray[np.int64], list[bytes]]]:
+    """Yield the ids and the tokens of the sentences that were just written, one window at a time."""
+    tokens, offsets = np.memmap(tokens_path, np.int32, "r"), np.memmap(offsets_path, np.int64, "r")
+    for first in range(0, len(offsets) - 1, WINDOW):
+        edges = offsets[first : first + WINDOW + 1].tolist()
+        sentences = [tokens[begin:end].tobytes() for begin, end in pairwise(edges)]
+        yield np.arange(first, first + len(sentences)), sentences
