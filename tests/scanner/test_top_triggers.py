@@ -1,13 +1,32 @@
-"""TopTriggers against a sort of all prefixes, in any order, split and merge tree, with ties."""
+"""Lists of triggers against a sort of all prefixes, in any order, split and merge tree, with ties."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, strategies as st
 
-from memlens.scanner.kernels import COLUMNS
-from memlens.scanner.layer import TopTriggers
+from memlens.models.groups import CoefficientBlock
+from memlens.scanner.kernels import COLUMNS, make_candidates
+from memlens.scanner.layer import LayerScan, TopTriggers
+from memlens.settings import ScanSettings
 
 MEMORIES = 3
+
+
+def empty_scan(memories: int, top: int, per_sentence: str) -> LayerScan:
+    return LayerScan(0, memories, bottom=True, settings=ScanSettings(top=top, per_sentence=per_sentence))
+
+
+def add(scan: LayerScan, coefficients: np.ndarray, sentences: np.ndarray, positions: np.ndarray) -> None:
+    """Add n prefixes: their coefficients [n, memories], sentences [n] and positions [n]."""
+    count, memories = coefficients.shape
+    group: Any = SimpleNamespace(start=0, columns=slice(0, memories), kind="dense", expert=0)
+    block = torch.from_numpy(coefficients.astype(np.float32))
+    candidates = make_candidates(np.arange(count), sentences, positions)
+    scan.update(CoefficientBlock(group, (1, count), None, block, None), candidates)
 
 
 def brute_force(rows: list[tuple[int, int, list[float]]], top: int, per_sentence: str, sign: int) -> list[list]:
@@ -36,11 +55,11 @@ def assert_equals_brute_force(triggers: TopTriggers, rows: list, top: int, per_s
 
 
 def fed(rows: list[tuple[int, int, list[float]]], top: int, per_sentence: str) -> TopTriggers:
-    triggers = TopTriggers(MEMORIES, top, per_sentence=per_sentence, bottom=True)
+    scan = empty_scan(MEMORIES, top, per_sentence)
     if rows:
         sentences, positions, coefficients = (np.array(column) for column in zip(*rows, strict=True))
-        triggers.update(coefficients.astype(np.float32), sentences, positions)
-    return triggers
+        add(scan, coefficients, sentences, positions)
+    return scan.triggers
 
 
 # Few distinct values, so that ties abound; a prefix occurs once.
@@ -82,13 +101,13 @@ def test_many_updates_over_wide_blocks_equal_brute_force(per_sentence: str) -> N
     """Wider than one tile, more sentences than one group, lists that fill up and turn over."""
     random = np.random.default_rng(7)
     memories, top = COLUMNS + 476, 9
-    triggers = TopTriggers(memories, top, per_sentence=per_sentence, bottom=True)
+    scan = empty_scan(memories, top, per_sentence)
     sentences = np.repeat(np.arange(120), 5)
     positions = np.tile(np.arange(5), 120)
     coefficients = np.round(random.normal(size=(600, memories)), 1).astype(np.float32)
     for part in np.array_split(random.permutation(600), 4):
-        triggers.update(coefficients[part], sentences[part], positions[part])
-    found = triggers.result()["top"]
+        add(scan, coefficients[part], sentences[part], positions[part])
+    found = scan.triggers.result()["top"]
     for memory in range(0, memories, 37):
         order = np.lexsort((positions, sentences, -coefficients[:, memory]))
         expected, seen = [], set()

@@ -10,7 +10,7 @@ columns of a block to the state of a layer, in tiles of COLUMNS columns and grou
    coefficients in each sign quadrant. Insert the few prefixes that qualify for a list (`_scan_quadrants_`).
 3. After each group of sentences, compare the extremes of each memory with the last entry of its list of triggers. Only
    memories with an extreme that qualifies are read again (`_update_lists_`).
-4. After each tile, add sums, extremes and counts to the totals of the layer (`add_sums_`).
+4. After each tile, add sums, extremes and counts to the totals of the layer (`_add_sums_`).
 5. Add the prefixes of a random sample to the histograms and to the example prefixes (`sample_block_`).
 
 Lists have a total order: higher scores first, then lower sentence numbers, then lower positions. Sums are whole
@@ -279,7 +279,7 @@ def add_block_(
     `start` is the number of the memory in the block's first column. If `one_a_sentence` is true, a list holds only the
     best prefix of each sentence. All steps are in one call, because the blocks of experts are small.
     """
-    status = scan_block_(
+    status = _scan_block_(
         block, candidates, first_column, last_column, start, arrays.top, arrays.bottom, keep_bottom, one_a_sentence,
         arrays.totals, gates, arrays.quadrants, has_gates,
     )  # fmt: skip
@@ -287,8 +287,8 @@ def add_block_(
     return status
 
 
-@compiled
-def scan_block_(
+@compiled_part
+def _scan_block_(
     block: FloatArray,
     candidates: Candidates,
     first_column: int,
@@ -347,7 +347,7 @@ def scan_block_(
             for c in range(width):
                 for quadrant in range(4):
                     quadrants.counts[memory + c, quadrant] += np.int64(running.counts[quadrant, c])
-        tile_status = add_sums_(totals, sums, memory, width)
+        tile_status = _add_sums_(totals, sums, memory, width)
         status = worse_status(status, tile + tile_status if tile_status >= 0 else tile_status)
     return status
 
@@ -364,8 +364,8 @@ def _group_end(starts: IntArray, first: int, one_a_sentence: bool) -> int:
     return last
 
 
-@compiled
-def add_sums_(totals: Totals, sums: Sums, start: int, width: int) -> int:
+@compiled_part
+def _add_sums_(totals: Totals, sums: Sums, start: int, width: int) -> int:
     """Add the sums of the first `width` columns to the totals of the memories from `start` on. Returns a status code.
 
     If one of the sums is not finite or too large, nothing is added.

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from memlens.errors import ModelError, SettingError
+from memlens.errors import ModelError
 from memlens.memory import MemoryId
 from memlens.models.groups import CoefficientBlock, MemoryGroup
 from memlens.scanner.kernels import (
@@ -40,10 +40,8 @@ from memlens.scanner.kernels import (
     add_block_,
     count_reach_,
     count_routed_,
-    make_candidates,
     merge_examples_,
     merge_lists_,
-    scan_block_,
     select_rows,
     worse_status,
 )
@@ -64,21 +62,10 @@ class TopTriggers:
     """The top triggers of one layer, and optionally the bottom ones."""
 
     def __init__(self, memories: int, top: int, *, per_sentence: str = "best", bottom: bool = False) -> None:
-        if top < 1:
-            raise SettingError(f"--top is {top}; it must be 1 or more")
         self.one_a_sentence = per_sentence == "best"
         self.keeps_bottom = bottom
         self.top_lists = Lists.empty(memories, top)
         self.bottom_lists = Lists.empty(memories if bottom else 1, top)
-
-    def update(self, coefficients: FloatArray, sentences: IntArray, positions: IntArray) -> None:
-        """Add n prefixes: their coefficients [n, memories], sentences [n] and positions [n]."""
-        block = np.ascontiguousarray(coefficients, np.float32)
-        candidates, memories = make_candidates(np.arange(len(block)), sentences, positions), block.shape[1]
-        scan_block_(
-            block, candidates, 0, memories, 0, self.top_lists, self.bottom_lists, self.keeps_bottom,
-            self.one_a_sentence, Totals.empty(memories), NO_GATES, Quadrants.empty(0), False,
-        )  # fmt: skip
 
     def merge(self, other: TopTriggers) -> None:
         """Add the triggers of another part of the same scan."""

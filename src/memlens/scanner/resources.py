@@ -10,7 +10,7 @@ If the user does not set the number of workers and threads, it is chosen as foll
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -141,7 +141,7 @@ class ScanEstimate:
         return self.weights_bytes + self.lists_bytes + self.batch_bytes
 
 
-def estimate_scan(model: MemoryModel, settings: ScanSettings, layers: Sequence[int] | None = None) -> ScanEstimate:
+def estimate_scan(model: MemoryModel, settings: ScanSettings) -> ScanEstimate:
     """Estimate the cost of a scan from a batch of random tokens. A short batch first loads the compiled loops.
 
     Raises:
@@ -149,9 +149,9 @@ def estimate_scan(model: MemoryModel, settings: ScanSettings, layers: Sequence[i
     """
     if not model.has_tokenizer:
         settings = replace(settings, bos="no")
-    chosen_layers = range(len(model.layers)) if layers is None else layers
-    check_list_memory(shapes_of(model, chosen_layers, settings), settings)
-    scanner = Scanner(model, settings, ScanState.start(model, chosen_layers, settings))
+    layers = range(len(model.layers))
+    check_list_memory(shapes_of(model, layers, settings), settings)
+    scanner = Scanner(model, settings, ScanState.start(model, layers, settings))
     length = min(_PROBE_LENGTH, (model.context or _PROBE_LENGTH + 1) - 1) or 1
     vocabulary = min(model.vocabulary, model.tokenizer.size) if model.has_tokenizer else model.vocabulary
     tokens = np.random.default_rng(settings.seed).integers(0, vocabulary, length)
