@@ -12,7 +12,7 @@ called, so lookups do not load torch. `analyze` and `demo`, which run all stages
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -126,7 +126,7 @@ def scan(
     load_options: dict[str, Any] = {} if run.device_map is None else {"device_map": run.device_map}
     memory_model = load(model, tokenizer=tokenizer, device=device, dtype=dtype, **load_options)
     workers, threads = choose_workers(run, memory_model, settings, sources, recorded, is_complete(folder) and resume)
-    plan = build_index(
+    build_index(
         memory_model,
         sources,
         replace(settings, threads=threads),
@@ -142,7 +142,7 @@ def scan(
     )
     if shard is not None:
         return open_shard(folder)
-    index = _open_built(folder, plan)
+    index = Index(folder)
     # the index keeps a model that the caller loaded
     index.model = memory_model if memory_model is model else None
     return index
@@ -175,7 +175,8 @@ def merge(parts: Sequence[Source], *, out: Source, resume: bool = True, progress
     if not parts:
         raise SettingError("there are no shards to merge; name the folders that `memlens scan --shard` wrote")
     folder = folder_of(out)
-    return _open_built(folder, merge_shards([Path(part) for part in parts], folder, resume=resume, progress=progress))
+    merge_shards([Path(part) for part in parts], folder, resume=resume, progress=progress)
+    return Index(folder)
 
 
 def check(index: Index | Source, *, progress: Progress = no_progress) -> Check:
@@ -622,14 +623,6 @@ def _open_current(index: Index | Source) -> Index:
     index = open_index(index)
     if index is index:
         index.reload()
-    return index
-
-
-def _open_built(folder: Path, plan: Mapping[str, Any]) -> Index:
-    """Open the index that was just built. Raises IndexFolderError if another process has replaced it."""
-    index = Index(folder)
-    if index.manifest.content["plan"] != plan:
-        raise IndexFolderError(f"{folder} was replaced by another process; run the same command again")
     return index
 
 

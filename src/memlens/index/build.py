@@ -106,8 +106,8 @@ def build_index(
     layer_budget: int | None = None,
     device_map: Any = None,
     text_processes: int = 1,
-) -> dict[str, Any]:
-    """Build an index in `folder`, or resume an interrupted build. Return the plan.
+) -> None:
+    """Build an index in `folder`, or resume an interrupted build.
 
     Args:
         model: The model.
@@ -140,7 +140,7 @@ def build_index(
         staging.check_only_index_files(folder)
     with lock_for_writing(folder / LOCK), stop_on_signal() as stopper:
         if resume and (staging.holds_index(folder, plan) or shards.holds_shard(folder, plan)):
-            return plan
+            return
         with staging.discard_partial_on_error(folder):
             staging.prepare_partial(folder, plan, resume)
             if CorpusStore.exists(folder / PARTIAL):
@@ -181,7 +181,6 @@ def build_index(
                 publish(folder, scanned, store, vocabulary, facts, plan, made_by)
             else:
                 shards.finish_shard(folder, facts, plan, shapes, store)
-    return plan
 
 
 def publish(

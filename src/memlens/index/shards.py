@@ -135,8 +135,8 @@ def open_shard(folder: Path) -> Shard:
 
 def merge_shards(
     folders: Sequence[Path], folder: Path, *, resume: bool = True, progress: Progress = no_progress
-) -> dict[str, Any]:
-    """Merge all shards, in any order, into an index in `folder`. Return the plan."""
+) -> None:
+    """Merge all shards, in any order, into an index in `folder`."""
     from memlens.index.build import publish
 
     shards = sorted((open_shard(shard_folder) for shard_folder in folders), key=lambda shard: shard.id)
@@ -152,7 +152,7 @@ def merge_shards(
     first = shards[0]
     with lock_for_writing(folder / LOCK):
         if resume and staging.holds_index(folder, first.plan):
-            return first.plan
+            return
         try:
             for number, shard in enumerate(shards):
                 progress("check", number, len(shards))
@@ -172,7 +172,6 @@ def merge_shards(
                 machines += [machine for machine in shard.document.scanned_with if machine not in machines]
             vocabulary = first.document.files[VOCABULARY]
             publish(folder, scanned, store, vocabulary, first.document.model, first.plan, machines)
-    return first.plan
 
 
 def _check_plans(shards: Sequence[Shard]) -> None:
