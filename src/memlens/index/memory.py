@@ -475,15 +475,15 @@ class ExpertRecord:
     model: str
     memories: int
     dead: int  # number of dead memories
-    chosen: int | None  # number of prefixes routed to the expert
-    share: float | None  # share of all prefixes that are routed to the expert
-    weight: float | None  # mean router weight on these prefixes
-    top_k: float | None  # mean number of experts per prefix in this layer
-    drawn: int  # number of random prefixes routed to the expert
-    tokens: tuple[TokenNumber, ...]  # last tokens of the random prefixes with their shares
-    heaviest: tuple[Trigger, ...]  # prefixes with the largest router weights, which are stored as `coefficient`
-    router: tuple[TokenNumber, ...]  # tokens whose embeddings match the router row; empty without values
-    strongest: tuple[ExpertMemory, ...]  # memories of the expert with the largest coefficients
+    chosen: int | None = None  # number of prefixes routed to the expert
+    share: float | None = None  # share of all prefixes that are routed to the expert
+    weight: float | None = None  # mean router weight on these prefixes
+    top_k: float | None = None  # mean number of experts per prefix in this layer
+    drawn: int = 0  # number of random prefixes routed to the expert
+    tokens: tuple[TokenNumber, ...] = ()  # last tokens of the random prefixes with their shares
+    heaviest: tuple[Trigger, ...] = ()  # prefixes with the largest router weights, which are stored as `coefficient`
+    router: tuple[TokenNumber, ...] = ()  # tokens whose embeddings match the router row; empty without values
+    strongest: tuple[ExpertMemory, ...] = ()  # memories of the expert with the largest coefficients
 
 
 @dataclass(frozen=True)
@@ -543,8 +543,6 @@ def read_expert(index: Index, name: str | ExpertId, top: int | None = None) -> E
     span = index.names.span(expert)
     inside = f"layer = {expert.layer} AND memory >= {span.start} AND memory < {span.stop}"
     dead = index.sql(f"SELECT count(*) AS n FROM {{memories}} WHERE dead AND {inside}")[0]["n"]
-    facts = _facts(index, expert)
-    drawn, tokens = _last_tokens(index, expert)
     return ExpertRecord(
         expert,
         expert.layer,
@@ -553,52 +551,33 @@ def read_expert(index: Index, name: str | ExpertId, top: int | None = None) -> E
         index.manifest.model.name,
         len(span),
         dead,
-        *facts,
-        drawn,
-        tokens[:top],
-        tuple(_heaviest(index, expert, top)),
-        _router(index, expert)[:top],
-        _strongest(index, expert.layer, inside, top or _STRONGEST),
+        **(_read_routing_of(index, expert, top) if expert.kind == "routed" else {}),
+        strongest=_strongest(index, expert.layer, inside, top or _STRONGEST),
     )
 
 
-def _facts(index: Index, expert: ExpertId) -> tuple[int | None, float | None, float | None, float | None]:
-    if expert.kind != "routed":
-        return None, None, None, None
+def _read_routing_of(index: Index, expert: ExpertId, top: int | None) -> dict[str, Any]:
+    """Return the fields of an ExpertRecord that only a routed expert has."""
     query = "SELECT expert, chosen, share, weight, sum(share) OVER () AS top_k FROM {experts} WHERE layer = $1"
-    row = next(row for row in index.sql(query, [expert.layer]) if row["expert"] == expert.expert)
-    return row["chosen"], row["share"], row["weight"], row["top_k"]
-
-
-def _rows(index: Index, expert: ExpertId, which: str) -> list[dict[str, object]]:
-    if expert.kind != "routed":
-        return []
-    query = 'SELECT * FROM {routing} WHERE layer = $1 AND expert = $2 AND "list" = $3 ORDER BY rank'
-    return index.sql(query, [expert.layer, expert.expert, which])
-
-
-def _heaviest(index: Index, expert: ExpertId, top: int | None) -> Sequence[Trigger]:
-    rows = [row | {"coefficient": row["weight"]} for row in _rows(index, expert, "heaviest")[:top]]
-    return index.with_text(rows)
-
-
-def _last_tokens(index: Index, expert: ExpertId) -> tuple[int, tuple[TokenNumber, ...]]:
+    facts = next(row for row in index.sql(query, [expert.layer]) if row.pop("expert") == expert.expert)
+    place = [expert.layer, expert.expert]
+    query = """SELECT * FROM {routing} WHERE layer = $1 AND expert = $2 AND "list" = 'heaviest' ORDER BY rank"""
+    heaviest = [row | {"coefficient": row["weight"]} for row in index.sql(query, place)[:top]]
     query = """SELECT CASE WHEN r.position >= 0 THEN c.tokens[r.position + 1] END AS token
                FROM {routing} r JOIN {corpus} c USING (sentence)
                WHERE r.layer = $1 AND r.expert = $2 AND r."list" = 'drawn'"""
-    rows = index.sql(query, [expert.layer, expert.expert]) if expert.kind == "routed" else []
-    counts = Counter(row["token"] for row in rows if row["token"] is not None)
+    drawn = index.sql(query, place)
+    counts = Counter(row["token"] for row in drawn if row["token"] is not None)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return len(rows), tuple(TokenNumber(token, index.vocabulary[token], n / len(rows)) for token, n in ordered)
-
-
-def _router(index: Index, expert: ExpertId) -> tuple[TokenNumber, ...]:
-    if expert.kind != "routed" or not index.has("routers"):
-        return ()
     query = "SELECT tokens, scores FROM {routers} WHERE layer = $1 AND expert = $2"
-    rows = index.sql(query, [expert.layer, expert.expert])
-    pairs = [pair for row in rows for pair in zip(row["tokens"], row["scores"], strict=True)]
-    return tuple(TokenNumber(token, index.vocabulary[token], score) for token, score in pairs)
+    rows = index.sql(query, place) if index.has("routers") else []
+    matches = [pair for row in rows for pair in zip(row["tokens"], row["scores"], strict=True)]
+    return facts | {
+        "drawn": len(drawn),
+        "tokens": tuple(TokenNumber(token, index.vocabulary[token], n / len(drawn)) for token, n in ordered[:top]),
+        "heaviest": tuple(index.with_text(heaviest)),
+        "router": tuple(TokenNumber(token, index.vocabulary[token], score) for token, score in matches[:top]),
+    }
 
 
 def _strongest(index: Index, layer: int, inside: str, count: int) -> tuple[ExpertMemory, ...]:
