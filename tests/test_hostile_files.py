@@ -164,15 +164,6 @@ def test_attention_that_a_checkpoint_would_fetch_from_the_hub_is_not_fetched(
     assert network.config._attn_implementation == load(tiny_gpt2).network.config._attn_implementation  # type: ignore[union-attr]
 
 
-def test_workers_take_no_module_from_the_current_folder(
-    tiny_gpt2: Path, tiny_text: Path, tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    modules_beside(tmp_path, mark)
-    monkeypatch.chdir(tmp_path)
-    memlens.scan(tiny_gpt2, tiny_text, out=tmp_path / "index", top=3, threads=1, workers=2)
-    assert not mark.exists()
-
-
 @pytest.mark.parametrize("lie", ["tensors", "entries", "array", "text"])
 def test_a_gguf_file_that_declares_more_than_it_contains_is_rejected(tmp_path: Path, lie: str) -> None:
     path = tmp_path / "model.gguf"

@@ -3,8 +3,7 @@
 import gzip
 import json
 import os
-import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ from memlens.corpus import encoding
 from memlens.corpus.encoding import EncodedChunk, encode_corpus
 from memlens.corpus.readers import Passage
 from memlens.corpus.sentences import read_units, tokenize_units
-from memlens.errors import CorpusError, MemlensError, SettingError
-from memlens.memory import EncodedText
+from memlens.errors import MemlensError, SettingError
 from memlens.models.tokenizer import Tokenizer
 from memlens.settings import CorpusSettings
 from memlens.testing import tiny_tokenizer
@@ -146,60 +144,6 @@ def workers() -> list[int]:
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
     return [child for child, command in commands.items() if b"popen_loky" in command]
-
-
-@pytest.mark.usefixtures("odd_chunks")
-@pytest.mark.sweep  # tests/test_pool.py kills a worker by default
-def test_a_process_that_is_killed_is_replaced(folder: Path, tokenizer: Tokenizer) -> None:
-    corpus = CorpusSettings((str(folder),), unit="line")
-    expected = outcome(corpus, tokenizer)
-    chunks = encode_corpus(corpus, tokenizer, max_length=None, max_tokens=None, processes=2)
-    first = next(chunks).rows.to_pylist()
-    os.kill(workers()[0], signal.SIGKILL)
-    assert (first + rows(chunks), "") == expected
-
-
-class Picky:
-    """A tokenizer that rejects a word."""
-
-    def encode(self, texts: Sequence[str]) -> list[EncodedText]:
-        if any("1955" in text for text in texts):
-            raise CorpusError("1955 cannot be cut into tokens")
-        return [EncodedText([1], [len(text)]) for text in texts]
-
-
-@pytest.mark.usefixtures("odd_chunks")
-@pytest.mark.sweep
-def test_an_error_of_the_tokenizer_has_the_same_message_from_a_worker(folder: Path) -> None:
-    corpus = CorpusSettings((str(folder / "c.txt.gz"),), unit="line")
-    for processes in (1, 2):
-        assert outcome(corpus, Picky(), processes=processes)[1] == "1955 cannot be cut into tokens"
-
-
-class ProcessIdTokenizer:
-    """A tokenizer whose only token is the id of the process that runs it."""
-
-    def encode(self, texts: Sequence[str]) -> list[EncodedText]:
-        return [EncodedText([os.getpid()], [len(text)]) for text in texts]
-
-
-class NotUnpicklable(ProcessIdTokenizer):
-    """A tokenizer that can be pickled, but not unpickled in another process."""
-
-    def __init__(self) -> None:
-        self.process = os.getpid()
-
-    def __setstate__(self, state: dict[str, int]) -> None:
-        if state["process"] != os.getpid():
-            raise FileNotFoundError("vocab.txt")
-
-
-@pytest.mark.usefixtures("odd_chunks")
-@pytest.mark.sweep  # tests/test_pool.py has such a value by default
-def test_a_tokenizer_that_cannot_be_sent_to_workers_runs_in_this_process(folder: Path) -> None:
-    corpus = CorpusSettings((str(folder),), unit="line")
-    sentences, _ = outcome(corpus, NotUnpicklable(), processes=2)
-    assert {token for row in sentences for token in row["tokens"]} == {os.getpid()}
 
 
 def test_a_short_text_starts_no_process(folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,23 +4,18 @@ import gzip
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scale_helpers import TEXTS, Scans, children_of, is_alive, tables_of
+from scale_helpers import TEXTS, Scans, children_of
 
-import memlens
 from memlens.corpus import encoding
 from memlens.corpus.store import FLAT, CorpusStore, write_corpus
 from memlens.errors import CorpusError
 from memlens.index.build import build_index
 from memlens.models.memory_model import MemoryModel
-from memlens.scanner.state import ShardNumber
 from memlens.settings import CorpusSettings, ScanSettings
-from waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -70,27 +65,6 @@ def test_every_file_of_the_corpus_has_the_same_bytes(
     assert corpus_files(tmp_path / "several", texts, scans.model, processes, dedup, most) == alone
 
 
-@pytest.mark.sweep
-def test_a_whole_index_has_the_same_bytes(scans: Scans, texts: Path, tmp_path: Path) -> None:
-    corpus, settings = CorpusSettings((str(texts),)), ScanSettings(top=5, batch_tokens=2048, threads=1, max_tokens=9000)
-    found = []
-    for processes in (1, 2, 3):
-        folder = tmp_path / str(processes)
-        build_index(scans.model, corpus, settings, folder, text_processes=processes)
-        found.append({path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()})
-    assert {"corpus.parquet", "triggers.parquet", "manifest.json"} <= set(found[0])
-    assert found[0] == found[1] == found[2]
-
-
-@pytest.mark.sweep
-def test_shards_that_were_read_by_different_numbers_of_processes_are_merged(scans: Scans, tmp_path: Path) -> None:
-    corpus, settings = CorpusSettings(TEXTS), ScanSettings(top=5, batch_tokens=64, threads=1)
-    shards = [tmp_path / f"shard{number}" for number in (1, 2)]
-    for number, shard in enumerate(shards, start=1):
-        build_index(scans.model, corpus, settings, shard, shard=ShardNumber(number, 2), text_processes=number)
-    assert tables_of(memlens.merge(shards, out=tmp_path / "merged").folder) == tables_of(scans.alone)
-
-
 def test_a_bad_line_is_the_same_line_and_nothing_is_left(scans: Scans, texts: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.txt"
     bad.write_bytes((texts / "a.txt").read_bytes() + b"\ncaf\xe9\n" + (texts / "a.txt").read_bytes())
@@ -118,27 +92,3 @@ def test_ctrl_c_while_text_is_read_leaves_no_process_and_the_same_command_goes_o
         scans.run(tmp_path, workers=2, progress=interrupt)
     assert len(seen) == 2 and not children_of(os.getpid())
     scans.end(tmp_path)
-
-
-DRIVER = """
-import sys
-from memlens.corpus import encoding
-encoding._LONG, encoding._CHUNK = 1, 5003
-import memlens
-def tell(stage, done, total):
-    print(stage, done, flush=True)
-    if stage == "corpus" and done: sys.stdin.readline()
-memlens.scan(sys.argv[1], sys.argv[3:], out=sys.argv[2], workers=2, top=5, batch_tokens=64, threads=1, progress=tell)
-"""
-
-
-@pytest.mark.sweep
-def test_processes_end_with_a_driver_that_is_killed(small_checkpoint: Path, scans: Scans, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", DRIVER, str(small_checkpoint), str(tmp_path / "index"), *TEXTS]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
-        next(line for line in driver.stdout or () if line.startswith("corpus") and line != "corpus 0\n")
-        readers = children_of(driver.pid)
-        driver.kill()
-    assert len(readers) == 2
-    wait_until(lambda: not any(map(is_alive, readers)), "the readers end")
-    scans.end(tmp_path / "index")

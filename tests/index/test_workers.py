@@ -10,9 +10,7 @@ import pytest
 from scale_helpers import OPTIONS, TEXTS, Scans, children_of, is_alive, start, tables_of
 
 import memlens
-from memlens import pool
-from memlens.errors import IndexFolderError, ModelError, WorkerError
-from memlens.index import build
+from memlens.errors import IndexFolderError, ModelError
 from memlens.testing import tiny_model, tiny_tokenizer
 from waiting import wait_until
 
@@ -60,20 +58,6 @@ def test_workers_of_a_killed_driver_end_and_the_next_driver_continues(small_chec
     assert len(list((tmp_path / "partial" / "parts").glob("*.npz"))) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "partial"]
     scans.go_on(tmp_path)
-
-
-@pytest.mark.sweep
-def test_a_worker_that_dies_again_and_again_is_one_clear_line(scans, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(pool, "RETRIES", 0)
-
-    def kill_all(stage: str, done: int, total: int | None) -> None:
-        for worker in children_of(os.getpid()) if stage == "scan" and done > 0 else ():
-            os.kill(worker, signal.SIGKILL)
-
-    monkeypatch.setattr(build, "segment_size", lambda *plan: 2)
-    with pytest.raises(WorkerError, match=r"a worker process died \(SIGKILL\(-9\)\) 1 times"):
-        scans.run(tmp_path, workers=2, progress=kill_all)
-    assert not children_of(os.getpid())
 
 
 @pytest.mark.sweep

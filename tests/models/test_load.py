@@ -1,7 +1,6 @@
 """Loading models, and one-line errors for everything that can be wrong with them."""
 
 import json
-import pickle
 import resource
 import shutil
 from pathlib import Path
@@ -340,28 +339,6 @@ def test_sharded_weights_are_checked_together(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"n_layer": 2}))
     refused(ModelError, folder, "whose network has no")
-
-
-class Bomb:
-    """An object that creates a file when it is unpickled."""
-
-    def __init__(self, mark):
-        self.mark = mark
-
-    def __reduce__(self):
-        return (Path.touch, (self.mark,))
-
-
-def test_a_bin_file_is_read_without_running_code(folder, tmp_path):
-    weights = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    torch.save(weights, folder / "pytorch_model.bin")
-    assert torch.equal(load(folder).logits(TOKENS), tiny_model("gpt2")(TOKENS).logits)
-    mark = tmp_path / "mark"
-    for write in (torch.save, lambda bomb, path: path.write_bytes(pickle.dumps(bomb))):
-        write({"transformer.wte.weight": Bomb(mark)}, folder / "pytorch_model.bin")
-        refused(ModelError, folder, "weights of tiny-gpt2 cannot be read")
-        assert not mark.exists()
 
 
 def test_code_in_a_checkpoint_is_not_run(folder, tmp_path):
