@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from memlens.corpus.sentences import Sentence, TextUnit, tokenize_units
+from memlens.corpus.readers import Passage
+from memlens.corpus.sentences import Sentence, tokenize_units
 from memlens.errors import SettingError
 from memlens.memory import EncodedText
 from memlens.models.tokenizer import Tokenizer
@@ -29,8 +30,8 @@ def encode_bytes(texts: Sequence[str]) -> list[EncodedText]:
     ]
 
 
-def units(*texts: str) -> list[TextUnit]:
-    return [TextUnit(text, f"a.txt:{number}") for number, text in enumerate(texts, 1)]
+def units(*texts: str) -> list[Passage]:
+    return [Passage(text, f"a.txt:{number}") for number, text in enumerate(texts, 1)]
 
 
 def tokenized(*texts: str, encode: Any = encode_words, **options: int | None) -> list[Sentence]:
@@ -50,10 +51,10 @@ def test_a_long_sentence_is_cut_and_counts_its_dropped_tokens_and_one_that_just_
 def test_units_are_not_read_far_ahead_of_the_sentences() -> None:
     read = []
 
-    def stream() -> Iterator[TextUnit]:
+    def stream() -> Iterator[Passage]:
         for number in range(10**9):
             read.append(number)
-            yield TextUnit("a b", "a.txt:1")
+            yield Passage("a b", "a.txt:1")
 
     list(islice(tokenize_units(stream(), encode_words, max_length=None, batch=8), 10))
     assert len(read) == 16

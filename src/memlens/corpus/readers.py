@@ -254,7 +254,7 @@ _ROWS = 256  # maximum rows of a .parquet file in memory; fewer if texts are lon
 
 @dataclass(frozen=True)
 class Passage:
-    """A paragraph or a document, and its location relative to the source folder, such as `file.txt:12`."""
+    """A text and its location relative to the source folder, such as `file.txt:12`."""
 
     text: str
     source: str

@@ -45,14 +45,6 @@ _WIDE_SPACE = re.compile(r"[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\
 _PIECE = 1 << 18  # characters to encode at once; tokens and offsets use about 300 bytes per character
 
 
-@dataclass(frozen=True)
-class TextUnit:
-    """One sentence, line or document, and the passage it comes from."""
-
-    text: str
-    source: str
-
-
 def read_passages(settings: CorpusSettings) -> Iterator[Passage]:
     """Yield every passage in reading order: sources as listed, folders sorted.
 
@@ -76,22 +68,21 @@ def _read_file(file: SourceFile, settings: CorpusSettings) -> Iterator[Passage]:
     return read_whole(file) if settings.unit == "document" else read_paragraphs(file)
 
 
-def read_units(settings: CorpusSettings) -> Iterator[TextUnit]:
+def read_units(settings: CorpusSettings) -> Iterator[Passage]:
     """Yield every unit in reading order."""
     return cut_units(read_passages(settings), settings)
 
 
-def cut_units(passages: Iterable[Passage], settings: CorpusSettings) -> Iterator[TextUnit]:
+def cut_units(passages: Iterable[Passage], settings: CorpusSettings) -> Iterator[Passage]:
     """Yield the units that passages are cut into. The units of a passage depend only on that passage."""
     if settings.unit == "document" or settings.block:
-        for passage in passages:
-            yield TextUnit(passage.text, passage.source)
+        yield from passages
         return
     for passage in passages:
         for line in _LINE_END.split(passage.text):
             for text in cut_sentences(line, settings.language) if settings.unit == "sentence" else (line,):
                 if text := text.strip():
-                    yield TextUnit(text, passage.source)
+                    yield Passage(text, passage.source)
 
 
 def cut_sentences(line: str, language: str) -> Iterator[str]:
@@ -126,7 +117,7 @@ class Sentence:
 
 
 def tokenize_units(
-    units: Iterable[TextUnit],
+    units: Iterable[Passage],
     encode: Callable[[Sequence[str]], Sequence[EncodedText]],
     *,
     max_length: int | None,
@@ -161,7 +152,7 @@ _Part = tuple[str, list[int], list[int], str, int]  # the fields of a Sentence w
 
 
 def _parts(
-    units: Iterable[TextUnit],
+    units: Iterable[Passage],
     encode: Callable[[Sequence[str]], Sequence[EncodedText]],
     max_length: int | None,
     block: int | None,
@@ -193,9 +184,9 @@ def _encode_long(text: str, encode: Callable[[Sequence[str]], Sequence[EncodedTe
         begin = end
 
 
-def _groups(units: Iterable[TextUnit], batch: int) -> Iterator[list[TextUnit]]:
+def _groups(units: Iterable[Passage], batch: int) -> Iterator[list[Passage]]:
     """Yield groups of units to encode together. A group has `batch` units, or fewer if the units are long."""
-    group: list[TextUnit] = []
+    group: list[Passage] = []
     characters = 0
     for unit in units:
         group.append(unit)
@@ -207,7 +198,7 @@ def _groups(units: Iterable[TextUnit], batch: int) -> Iterator[list[TextUnit]]:
         yield group
 
 
-def _cut_to_length(unit: TextUnit, pieces: Iterable[EncodedText], max_length: int | None) -> _Part | None:
+def _cut_to_length(unit: Passage, pieces: Iterable[EncodedText], max_length: int | None) -> _Part | None:
     """Return the unit with at most `max_length` tokens, or None if it has no tokens."""
     ids: list[int] = []
     ends: list[int] = []
@@ -222,7 +213,7 @@ def _cut_to_length(unit: TextUnit, pieces: Iterable[EncodedText], max_length: in
     return unit.text[: ends[-1]], ids, ends, unit.source, count - len(ids)
 
 
-def _cut_blocks(unit: TextUnit, pieces: Iterable[EncodedText], block: int) -> Iterator[_Part]:
+def _cut_blocks(unit: Passage, pieces: Iterable[EncodedText], block: int) -> Iterator[_Part]:
     """Yield consecutive blocks of tokens.
 
     The joined texts of the blocks are the text of the unit, and no token is lost.
