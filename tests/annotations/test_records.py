@@ -187,7 +187,7 @@ def test_labels_of_a_scan_never_get_into_another_one(index: Index, tmp_path: Pat
 def test_a_scan_does_not_replace_an_index_while_someone_annotates_it(index: Index) -> None:
     log = AnnotationLog(index.folder / "annotations.jsonl")
     with log.appending(), pytest.raises(IndexFolderError, match="is being annotated"):
-        replace_tables(index.folder, SCAN_TABLES)
+        replace_tables(index.folder, index.folder, SCAN_TABLES)
     assert Index(index.folder).manifest
 
 

@@ -42,7 +42,7 @@ def test_triggers_are_sorted_by_memory_then_end_then_rank(finished: Path) -> Non
 
 
 def test_an_index_has_no_manifest_while_its_tables_are_replaced(index: Path) -> None:
-    staging.replace_tables(index, ())
+    staging.replace_tables(index, index / "partial", ())
     assert not (index / "manifest.json").exists()
 
 

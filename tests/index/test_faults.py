@@ -85,7 +85,7 @@ def test_the_old_manifest_is_gone_for_good_before_any_table_is_replaced(alone, t
         synced.append(((path / "manifest.json").exists(), (path / "corpus.parquet").read_bytes() == before))
 
     monkeypatch.setattr(staging, "sync_folder", note)
-    staging.replace_tables(folder, SCAN_TABLES)
+    staging.replace_tables(folder, folder / "partial", SCAN_TABLES)
     assert synced == [(False, True), (False, False)]
 
 

@@ -196,7 +196,7 @@ def publish(
     files = {CORPUS: store.files[CORPUS], VOCABULARY: vocabulary, **write_scan_tables(folder / PARTIAL, scanned, store)}
     content = make_manifest(model, plan, store.counts, scanned.prefixes, scanned.tokens, files)
     manifest = Manifest({**content, "scanned_with": list(scanned_with)})
-    staging.replace_tables(folder, files)
+    staging.replace_tables(folder, folder / PARTIAL, files)
     manifest.write(folder)
     staging.remove_partial(folder)
 

@@ -25,14 +25,12 @@ from memlens.files import (
     read_json,
     replacing,
     sync_file,
-    sync_folder,
     write_json,
 )
 from memlens.index.check import check_index
 from memlens.index.format import (
     BACKUP,
     DERIVED_TABLES,
-    EXPERIMENTS,
     LOCK,
     MANIFEST,
     OPTIONAL_TABLES,
@@ -48,8 +46,8 @@ from memlens.index.staging import (
     check_only_index_files,
     has_resumable_scan,
     remove_if_empty,
-    remove_manifest,
     remove_partial,
+    replace_tables,
 )
 from memlens.progress import Progress, no_progress
 from memlens.settings import HUB, option_name
@@ -235,19 +233,7 @@ def _publish(out: Path, download: Path, manifest: Manifest) -> None:
     """Move the tables into place and write the manifest last."""
     for name in manifest.files:
         sync_file(download / name)
-    remove_manifest(out)
-    old = [
-        *(out / name for name in (*DERIVED_TABLES, *OPTIONAL_TABLES, REPORT)),
-        *(out / EXPERIMENTS).glob("*.parquet"),
-    ]
-    for path in old:
-        if path.relative_to(out).as_posix() not in manifest.files:
-            path.unlink(missing_ok=True)
-    for name in manifest.files:
-        (out / name).parent.mkdir(exist_ok=True)
-        (download / name).replace(out / name)
-    for folder in {(out / name).parent for name in manifest.files}:
-        sync_folder(folder)
+    replace_tables(out, download, manifest.files)
     content = (download / MANIFEST).read_bytes()
     for name in (BACKUP, MANIFEST):
         with replacing(out / name) as temporary:

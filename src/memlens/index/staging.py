@@ -222,21 +222,22 @@ def remove_manifest(folder: Path) -> None:
         ) from error
 
 
-def replace_tables(folder: Path, names: Collection[str]) -> None:
-    """Move new tables into place. The folder is not an index until the manifest is written."""
+def replace_tables(folder: Path, source: Path, names: Collection[str]) -> None:
+    """Move new tables from another folder into place and remove all other tables.
+
+    The folder is not an index until the manifest is written.
+    """
     remove_manifest(folder)
-    for name in (*DERIVED_TABLES, REPORT):
-        (folder / name).unlink(missing_ok=True)
-    if (folder / EXPERIMENTS).is_dir():
-        shutil.rmtree(folder / EXPERIMENTS)
-    for name in OPTIONAL_TABLES:
-        if name not in names:
-            (folder / name).unlink(missing_ok=True)
+    old = [*(folder / name for name in (*DERIVED_TABLES, *OPTIONAL_TABLES, REPORT)), *folder.glob(f"{EXPERIMENTS}/*")]
+    for path in old:
+        if path.relative_to(folder).as_posix() not in names:
+            path.unlink(missing_ok=True)
     for name in names:
-        new_table = folder / PARTIAL / name
-        if new_table.exists():  # otherwise an interrupted call has already moved the table
-            new_table.replace(folder / name)
-    sync_folder(folder)
+        (folder / name).parent.mkdir(exist_ok=True)
+        if (source / name).exists():  # otherwise an interrupted call has already moved the table
+            (source / name).replace(folder / name)
+    for parent in {(folder / name).parent for name in (MANIFEST, *names)}:
+        sync_folder(parent)
 
 
 def describe_difference(recorded: Any, requested: dict[str, Any]) -> str:
