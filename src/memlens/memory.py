@@ -7,7 +7,7 @@ Layers, memories, ranks and positions count from 0. The paper counts layers and 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import total_ordering
 from html import escape
@@ -188,14 +188,13 @@ class MemoryNames:
 
     def name(self, layer: int, number: int) -> MemoryId:
         """Return the name of the memory that has this number in tables and tensors."""
-        first, before = 0, dict.fromkeys(_LETTERS, 0)
-        for group in self.layers[layer]:
+        for group, first, expert in self._groups(layer):
             place = number - first
             if place < group.count * group.size:
-                return MemoryId(layer, place % group.size, group.kind, before[group.kind] + place // group.size)
-            first += group.count * group.size
-            before[group.kind] += group.count
-        raise UnknownName(f"layer {layer}{self._of} has no memory with the number {number}; it has {first} memories")
+                return MemoryId(layer, place % group.size, group.kind, expert + place // group.size)
+        raise UnknownName(
+            f"layer {layer}{self._of} has no memory with the number {number}; it has {self.count(layer)} memories"
+        )
 
     def span(self, owner: ExpertId) -> range:
         """Return the numbers of an expert's memories, or of a layer's dense memories.
@@ -203,15 +202,10 @@ class MemoryNames:
         Raises:
             UnknownName: The model has no such expert.
         """
-        first, before = 0, 0
-        for group in self.layers[owner.layer]:
-            if group.kind == owner.kind:
-                place = owner.expert - before
-                if 0 <= place < group.count:
-                    start = first + place * group.size
-                    return range(start, start + group.size)
-                before += group.count
-            first += group.count * group.size
+        for group, first, expert in self._groups(owner.layer):
+            place = owner.expert - expert
+            if group.kind == owner.kind and 0 <= place < group.count:
+                return range(first + place * group.size, first + (place + 1) * group.size)
         raise UnknownName(f"{owner} does not exist: layer {owner.layer}{self._of} has {self._what(owner.layer)}")
 
     def number(self, memory: MemoryId) -> int:
@@ -227,23 +221,28 @@ class MemoryNames:
 
     def sql(self, layer: int, number: str) -> str:
         """Return an SQL expression for the name of a memory. `number` is an SQL expression for its number."""
-        cases, first, before = [], 0, dict.fromkeys(_LETTERS, 0)
-        for group in self.layers[layer]:
+        cases = []
+        for group, first, expert in self._groups(layer):
             place = f"({number} - {first})"
-            owner = f"{_LETTERS[group.kind]}' || ({place} // {group.size} + {before[group.kind]}) || 'N'"
+            owner = f"{_LETTERS[group.kind]}' || ({place} // {group.size} + {expert}) || 'N'"
             owner = "N'" if group.kind == "dense" else owner
-            first += group.count * group.size
-            before[group.kind] += group.count
-            cases.append(f"WHEN {number} < {first} THEN 'L{layer}{owner} || ({place} % {group.size})")
+            end = first + group.count * group.size
+            cases.append(f"WHEN {number} < {end} THEN 'L{layer}{owner} || ({place} % {group.size})")
         return f"CASE {' '.join(cases)} END"
+
+    def _groups(self, layer: int) -> Iterator[tuple[GroupShape, int, int]]:
+        """Yield the groups of a layer, each with the number of its first memory and of its first expert."""
+        first, experts = 0, dict.fromkeys(_LETTERS, 0)
+        for group in self.layers[layer]:
+            yield group, first, experts[group.kind]
+            first += group.count * group.size
+            experts[group.kind] += group.count
 
     def _what(self, layer: int) -> str:
         """Describe the memories of a layer."""
-        parts, before = [], dict.fromkeys(_LETTERS, 0)
-        for group in self.layers[layer]:
-            first = ExpertId(layer, group.kind, before[group.kind])
-            before[group.kind] += group.count
-            last = ExpertId(layer, group.kind, before[group.kind] - 1)
+        parts = []
+        for group, _, expert in self._groups(layer):
+            first, last = (ExpertId(layer, group.kind, number) for number in (expert, expert + group.count - 1))
             owners = f"{first} to {last} with " if group.count > 1 else f"{first} with "
             parts.append(f"{'' if group.kind == 'dense' else owners}memories 0 to {group.size - 1}")
         return " and ".join(parts) or "no memories"
