@@ -208,7 +208,7 @@ def file_stamp(path: Path) -> FileStamp | None:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
-def is_as_noted(path: Path, facts: FileFacts | None) -> bool:
+def is_intact(path: Path, facts: FileFacts | None) -> bool:
     """Return True if the file exists with the expected size and checksum."""
     return facts is not None and has_size(path, facts) and checksum(path) == facts.sha256
 
@@ -258,7 +258,7 @@ def open_database(threads: int = 1) -> duckdb.DuckDBPyConnection:
     return duckdb.connect(config={"threads": threads, "async_threads": 0})
 
 
-def reader_of(path: Path) -> str:
+def parquet_sql(path: Path) -> str:
     """Return an SQL expression that reads this Parquet file.
 
     The path is not expanded as a wildcard, and folder names such as layer=3 do not become columns.

@@ -148,7 +148,7 @@ class MemoryId(_NamedRecord):
         return self._place < other._place
 
 
-def name_beginning(text: str) -> tuple[int, str] | None:
+def parse_beginning(text: str) -> tuple[int, str] | None:
     """Parse an incomplete name of a memory, such as L3, L3N5, L3E5 or L3E5N2.
 
     Returns the layer and the normalized name, or None if no name of a memory starts with this text.

@@ -472,7 +472,7 @@ def repair(
     """
     folder = index.folder if isinstance(index, Index) else located(index)
     restored = [MANIFEST] if restore_manifest(folder) else []
-    wrong = api.check(folder, progress=progress).to_make_again()
+    wrong = api.check(folder, progress=progress).tables_to_rebuild()
     index = open_index(folder)
     manifest = index.manifest
     if {VALUES, KEYS, ROUTERS, TOKENS} & {*wrong}:

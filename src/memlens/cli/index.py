@@ -206,10 +206,10 @@ def refuse_without_workbench() -> None:
 
 def _find_model(screen: Screen, index: str) -> str | None:
     """Return the location of the scanned model. If the model is no longer there, print a note and return None."""
-    from memlens.models.load import is_here
+    from memlens.models.load import is_available_offline
 
     source = memlens.Index(index).manifest.model.source
-    if source and is_here(source):
+    if source and is_available_offline(source):
         return source
     where = f"The model is no longer at '{visible(source)}'" if source else "The model was not loaded from a file"
     screen.note(f"{where}. Live pages need --model MODEL. Other pages work without it.")
@@ -245,9 +245,9 @@ def serve(
         refuse_options(map(option_name, options), "has no effect with --no-model")
     refuse_without_workbench()
     if model is not None and not (model and Path(model).is_dir()):  # a folder is checked when it is loaded
-        from memlens.models.load import refuse_missing
+        from memlens.models.load import check_model_exists
 
-        refuse_missing(model)
+        check_model_exists(model)
     source = model or (None if no_model else _find_model(screen, index))
     open_workbench(screen, index, source, port=port, host=host, compare=compare, limits=LiveSettings(**options))
 

@@ -33,7 +33,7 @@ from memlens.files import (
     FileStamp,
     explain_os_errors,
     facts_of,
-    is_as_noted,
+    is_intact,
     parse_document,
     read_sealed,
     replacing,
@@ -80,7 +80,7 @@ class CorpusStore:
             path = folder / name
             if name == CORPUS and not path.exists():
                 path = folder.parent / name  # publishing may have moved the file there before the process was killed
-            if not is_as_noted(path, facts):
+            if not is_intact(path, facts):
                 raise _damaged(path)
         return store
 

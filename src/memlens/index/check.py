@@ -131,7 +131,7 @@ class Check:
     def is_whole(self) -> bool:
         return not self.damaged and not self.unreadable
 
-    def to_make_again(self) -> list[str]:
+    def tables_to_rebuild(self) -> list[str]:
         """Return the names of the damaged or outdated tables that later stages can rebuild.
 
         Raises:

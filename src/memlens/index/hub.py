@@ -20,7 +20,7 @@ from memlens import __version__
 from memlens.errors import HubError, IndexFolderError, MemlensError, SettingError
 from memlens.files import (
     explain_os_errors,
-    is_as_noted,
+    is_intact,
     lock_for_writing,
     read_json,
     replacing,
@@ -181,7 +181,7 @@ def _pull(where: Repository, commit: str, out: Path, resume: bool, progress: Pro
         raise
     if is_complete(out):
         is_same = (out / MANIFEST).read_bytes() == (download / MANIFEST).read_bytes()
-        if is_same and all(is_as_noted(out / name, facts) for name, facts in manifest.files.items()):
+        if is_same and all(is_intact(out / name, facts) for name, facts in manifest.files.items()):
             remove_partial(out)
             return
         if resume:

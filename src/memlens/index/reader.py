@@ -28,10 +28,10 @@ from memlens.files import (
     explain_os_errors,
     file_stamp,
     fill_table,
-    is_as_noted,
+    is_intact,
     lock_for_writing,
     open_database,
-    reader_of,
+    parquet_sql,
     replacing,
 )
 from memlens.index.format import (
@@ -264,7 +264,7 @@ class Index:
         if facts is None or stamp is None:
             return False
         if self._verified.get(name) != (facts.sha256, stamp):
-            if not is_as_noted(self.folder / name, facts):
+            if not is_intact(self.folder / name, facts):
                 return False
             self._verified[name] = (facts.sha256, stamp)
         return True
@@ -431,7 +431,7 @@ class Index:
 
     def _source_of(self, table: str) -> str:
         """Return SQL that reads a table."""
-        return reader_of(self.path(table))
+        return parquet_sql(self.path(table))
 
     def _check_opened(self, tables: Iterable[str]) -> None:
         """Raise IndexFolderError if a file was replaced after its checksum was compared and before it was opened."""

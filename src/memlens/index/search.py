@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from memlens.errors import SettingError, UnknownName
 from memlens.index.memory import read_summaries
 from memlens.index.reader import Index, trigger_of
-from memlens.memory import ROLES, MemoryId, Trigger, name_beginning
+from memlens.memory import ROLES, MemoryId, Trigger, parse_beginning
 
 Place = Literal["triggers", "values", "patterns", "name"]
 Kind = Literal["none", "shallow", "semantic", "both"]
@@ -192,7 +192,7 @@ def _list_memories(index: Index, query: SearchQuery) -> SearchResult:
 
 
 def _search_names(index: Index, query: SearchQuery) -> SearchResult:
-    typed = name_beginning(query.text)
+    typed = parse_beginning(query.text)
     if typed is None:
         raise SettingError(f"'{query.text}' is not the name of a memory; write it like L3N51, counted from 0")
     layer, beginning = typed

@@ -25,7 +25,7 @@ from memlens.files import (
     explain_os_errors,
     facts_of,
     has_size,
-    is_as_noted,
+    is_intact,
     lock_for_writing,
     parse_document,
     read_sealed,
@@ -214,7 +214,7 @@ def _check_numbers(shards: Sequence[Shard]) -> None:
 def _check_files(shard: Shard) -> None:
     """Raise IndexFolderError if the checksum of a file of the shard differs from the recorded one."""
     for name, facts in shard.document.files.items():
-        if not is_as_noted(shard.partial / name, facts):
+        if not is_intact(shard.partial / name, facts):
             raise _damaged(shard, name)
 
 

@@ -17,7 +17,7 @@ from memlens.corpus.store import CorpusStore
 from memlens.errors import IndexFolderError, MemlensError
 from memlens.files import (
     explain_os_errors,
-    is_as_noted,
+    is_intact,
     read_json,
     read_sealed,
     sync_folder,
@@ -119,7 +119,7 @@ def holds_index(folder: Path, plan: dict[str, Any]) -> bool:
         )
     manifest = Manifest.read(folder)
     for name in (*SCAN_TABLES, *(name for name in OPTIONAL_TABLES if name in manifest.files)):
-        if not is_as_noted(folder / name, manifest.files.get(name)):
+        if not is_intact(folder / name, manifest.files.get(name)):
             raise IndexFolderError(f"{folder / name} is missing or damaged; scan again with --fresh")
     if unfinished is None or unfinished == plan:
         remove_partial(folder)  # left behind if the process was killed during cleanup

@@ -192,7 +192,7 @@ def in_float32(*modules: nn.Module, deep: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def note_runs(network: nn.Module) -> Iterator[set[nn.Module]]:
+def collect_running(network: nn.Module) -> Iterator[set[nn.Module]]:
     """Collect the modules that run inside the context."""
     modules: set[nn.Module] = set()
     with ExitStack() as stack:
@@ -201,7 +201,7 @@ def note_runs(network: nn.Module) -> Iterator[set[nn.Module]]:
         yield modules
 
 
-def outside(modules: Iterable[nn.Module], blocks: Iterable[nn.Module]) -> list[nn.Module]:
+def modules_outside(modules: Iterable[nn.Module], blocks: Iterable[nn.Module]) -> list[nn.Module]:
     """Return the modules that belong to no block."""
     inside = {module for block in blocks for module in block.modules()}
     return [module for module in modules if module not in inside]
@@ -218,7 +218,7 @@ class Probe:
 
 
 @contextmanager
-def replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+def replace_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """Replace the forward functions of modules inside the context."""
     originals = {module: module.__dict__.get("forward") for module in forwards}
     try:
@@ -233,13 +233,13 @@ def replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]
                 module.forward = before
 
 
-def passed_over(calls: Sequence[BlockCall], states: Tensor) -> AbstractContextManager[None]:
+def skip_blocks(calls: Sequence[BlockCall], states: Tensor) -> AbstractContextManager[None]:
     """Inside the context, skip the blocks: each returns `states` without running."""
 
     def forward(call: BlockCall) -> Callable[..., Any]:
         return lambda *_arguments, **_keywords: call.recorded.returning(states)
 
-    return replaced({call.block: forward(call) for call in calls})
+    return replace_forwards({call.block: forward(call) for call in calls})
 
 
 def find_blocks(network: nn.Module, tokens: Tensor, run: Callable[[], Any]) -> list[BlockCall]:

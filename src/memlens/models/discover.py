@@ -32,9 +32,9 @@ from memlens.models.lens import Norm
 from memlens.models.match import (
     NEAR,
     ScaledActivation,
-    carried,
     deviation,
     is_linear,
+    map_to_stream,
     match_keys,
     ratio,
     recognized_norm,
@@ -61,7 +61,7 @@ def discover_layers(calls: Sequence[BlockCall], activations: Sequence[str]) -> l
                 with reject_on_error("the block cannot be run alone"):
                     discovery = _Discovery(call, number, activations)
                 with reject_on_error("it cannot be compared with the layer before it"):
-                    layer = discovery.like(latest[kind]) if kind in latest else None
+                    layer = discovery.from_template(latest[kind]) if kind in latest else None
                 layers.append(discovery.layer() if layer is None else layer)
                 latest[kind] = layers[-1]
             except UnsupportedModel as error:
@@ -106,7 +106,7 @@ class _Discovery:
             return self._layer(scaled_groups, outputs, input_norm, post_norm, scale, parallel)
         raise UnsupportedModel(last_reason)
 
-    def like(self, template: MemoryLayer) -> MemoryLayer | None:
+    def from_template(self, template: MemoryLayer) -> MemoryLayer | None:
         """Return this layer with the structure of another one, or None if that structure does not fit.
 
         This is much faster than a search, and most blocks of a network differ only in their weights.
@@ -338,7 +338,7 @@ class _Discovery:
             raise UnsupportedModel("its memories do not all read the same input")
         stream = rows_of(self.o) - y
         for norm, read in [*self._norms_before(x), (None, x)]:
-            if carried(stream, read) is not None:
+            if map_to_stream(stream, read) is not None:
                 return norm, False
             if deviation(read, rows_of(self.call.states)) < NEAR:
                 return norm, True

@@ -30,14 +30,14 @@ from memlens.models.blocks import (
     RUNNING,
     ModuleCall,
     Probe,
+    collect_running,
     find_blocks,
     in_float32,
-    note_runs,
-    outside,
-    passed_over,
+    modules_outside,
     probe_tokens,
     record_calls,
     reject_on_error,
+    skip_blocks,
 )
 from memlens.models.discover import discover_layers
 from memlens.models.experts import is_experts, replace_experts
@@ -226,12 +226,12 @@ class HuggingFaceModel(MemoryModel):
             embedding = network.get_input_embeddings()
             tokens = probe_tokens(embedding.weight.shape[0], context).to(embedding.weight.device)
         with torch.no_grad(), self.running():
-            with note_runs(network) as modules:
+            with collect_running(network) as modules:
                 calls = find_blocks(network, tokens, lambda: self._body(tokens))
             body = set(network.base_model.modules())
             modules |= {module for module in network.modules() if module not in body}  # the head has not run yet
             layers = discover_layers(calls, activations_of(self.config))
-            probe = Probe(tokens, calls, outside(modules, [call.block for call in calls]))
+            probe = Probe(tokens, calls, modules_outside(modules, [call.block for call in calls]))
             with reject_on_error("its lens cannot be found"):
                 head = find_lens(network, probe, lambda: self._logits(tokens), _soft_caps(self.config))
         self._latest_probe = replace(probe, logits=head.logits)
@@ -370,7 +370,7 @@ def find_lens(network: Any, probe: Probe, run: Callable[[], Tensor], soft_caps: 
     states, around = probe.calls[-1].states, probe.around
     calls: list[ModuleCall] = []
     with in_float32(*around, deep=False):
-        with passed_over(probe.calls, states), record_calls(around, calls.append), reject_on_error(RUNNING):
+        with skip_blocks(probe.calls, states), record_calls(around, calls.append), reject_on_error(RUNNING):
             logits = run()
         head = _head(network, calls, logits)
         final_norm, normed = None, states

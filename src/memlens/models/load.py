@@ -136,7 +136,7 @@ def _copy_mapped_weights_(network: Any) -> None:
             weights.data = weights.data.clone()
 
 
-def refuse_missing(name: str) -> None:
+def check_model_exists(name: str) -> None:
     """Raise ModelNotFound if the model does not exist, without loading it."""
     if name == "bundled":
         if not _BUNDLED.is_dir():
@@ -149,7 +149,7 @@ def refuse_missing(name: str) -> None:
         check_config_file(path)
 
 
-def is_here(name: str) -> bool:
+def is_available_offline(name: str) -> bool:
     """Return True if the model can be loaded offline: from this package, a folder, a file or the Hub's cache."""
     if name == "bundled":
         return _BUNDLED.is_dir()
@@ -182,7 +182,7 @@ def bundled_folder() -> Path:
 
 def _load_by_name(name: str, is_path: bool, options: _Options) -> MemoryModel:
     if name == "bundled":
-        refuse_missing(name)
+        check_model_exists(name)
         return _load_folder(_BUNDLED, options, name="bundled", source="bundled")
     path = _expanded(name)
     if path.is_dir() and name:

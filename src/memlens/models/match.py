@@ -281,7 +281,7 @@ def ratio(actual: Tensor, source: Tensor) -> float | None:
     return rounded if abs(rounded - factor) < 2e-6 * abs(factor) else factor
 
 
-def carried(stream: Tensor, read: Tensor, tolerance: float = NEAR) -> Tensor | None:
+def map_to_stream(stream: Tensor, read: Tensor, tolerance: float = NEAR) -> Tensor | None:
     """Return `read` [n, d], mapped onto `stream`, or None if the two are different streams.
 
     The two may be equal, or differ by a scale and a shift of each coordinate. Doge and Zaya scale their stream between

@@ -18,7 +18,15 @@ from torch import Tensor, nn
 from memlens.errors import ModelError, SettingError, UnknownName
 from memlens.memory import MemoryNames
 from memlens.models import hooks
-from memlens.models.blocks import BlockCall, ModuleCall, Probe, note_runs, outside, probe_tokens, record_calls
+from memlens.models.blocks import (
+    BlockCall,
+    ModuleCall,
+    Probe,
+    collect_running,
+    modules_outside,
+    probe_tokens,
+    record_calls,
+)
 from memlens.models.groups import CoefficientBlock, MemoryLayer
 from memlens.models.lens import at_least_float32
 from memlens.models.tokenizer import Tokenizer
@@ -189,9 +197,9 @@ class MemoryModel(ABC):
         tokens = probe_tokens(highest, self.context)
         calls: list[ModuleCall] = []
         blocks = [layer.block for layer in self.layers]
-        with record_calls(blocks, calls.append), note_runs(self.network) as modules:
+        with record_calls(blocks, calls.append), collect_running(self.network) as modules:
             self.logits(tokens)
-        return Probe(tokens, [BlockCall(call) for call in calls], outside(modules, blocks))
+        return Probe(tokens, [BlockCall(call) for call in calls], modules_outside(modules, blocks))
 
     def forget_probe(self) -> None:
         """Free the probe that discovery made. It is needed only for a proof."""

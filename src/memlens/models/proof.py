@@ -45,13 +45,13 @@ from memlens.models.blocks import (
     ProductMode,
     first_input,
     in_float32,
-    passed_over,
     reject_on_error,
-    replaced,
+    replace_forwards,
+    skip_blocks,
 )
 from memlens.models.groups import CoefficientBlock, LinearGroup, MemoryGroup, MemoryLayer, scaled
 from memlens.models.lens import at_least_float32
-from memlens.models.match import carried, rows_of
+from memlens.models.match import map_to_stream, rows_of
 from memlens.models.memory_model import MemoryModel
 
 _CHECKS = ("coefficients", "output", "addition", "stream", "norms", "causality", "prediction")
@@ -259,7 +259,7 @@ class _LayerProof:
         if self.layer.parallel:
             self.worst.compare("stream", self.where, reads, rows_of(self.call.states), scale)
             return
-        moved = carried(stream, reads, tolerance=self.worst.tolerance)
+        moved = map_to_stream(stream, reads, tolerance=self.worst.tolerance)
         self.worst.compare("stream", self.where, reads if moved is None else moved, stream, scale)
 
 
@@ -272,7 +272,7 @@ def _prove_prediction(model: MemoryModel, probe: Probe, worst: _Worst) -> None:
         worst.compare("norms", "final norm", lens.final_norm(last), expected)
     logits = probe.logits
     if logits is None:
-        with passed_over(probe.calls, last):
+        with skip_blocks(probe.calls, last):
             logits = model.logits(probe.tokens)
     logits = at_least_float32(logits)
     with _plain_numbers():
@@ -387,7 +387,7 @@ class _PinnedBlock:
             for product in self.products
         }
         memories = {call.module: partial(_repeat_call, call) for call in self.memories}
-        with replaced(memories), ProductMode(self.block.block, self.shape, outputs) as mode:
+        with replace_forwards(memories), ProductMode(self.block.block, self.shape, outputs) as mode:
             output = self.block.run()
         return output, {product.key: product.inputs for product in mode.products}
 
@@ -429,7 +429,7 @@ def second_calls(model: MemoryModel, calls: Sequence[BlockCall]) -> list[BlockCa
 
         return skip
 
-    with replaced({call.block: forward(call) for call in calls}):
+    with replace_forwards({call.block: forward(call) for call in calls}):
         model.run_body(tokens)
     long_calls = [BlockCall(call) for call in recorded]
     for call, short_call in zip(long_calls, calls, strict=True):
@@ -530,7 +530,7 @@ def with_small_maps(layer: MemoryLayer, call: BlockCall) -> Iterator[MemoryLayer
             for part in parts:
                 maps.pop(part, None)
             groups.append(group)
-    with replaced(maps):
+    with replace_forwards(maps):
         yield replace(layer, groups=tuple(groups))
 
 

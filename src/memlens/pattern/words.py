@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from memlens.files import open_database, reader_of
+from memlens.files import open_database, parquet_sql
 from memlens.index.reader import Index
 
 KINDS = ("shallow", "semantic")  # kinds of patterns of prefixes, as in the paper
@@ -262,7 +262,7 @@ def _read_sorted(
     """Yield lengths, words and the other columns of PrefixWords for sorted prefixes, in chunks."""
     kinds = (np.int64, np.int32, np.int32, np.int32, np.bool_, np.int32, np.int32, np.bool_, np.int64)
     yield tuple(np.zeros(0, kind) for kind in kinds)
-    query = _QUERY.format(corpus=reader_of(index.path("corpus")))
+    query = _QUERY.format(corpus=parquet_sql(index.path("corpus")))
     with closing(open_database(os.cpu_count() or 1)) as database:
         for first in range(0, len(sentences), _ROWS_AT_ONCE):
             chunk = slice(first, first + _ROWS_AT_ONCE)

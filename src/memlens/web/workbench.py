@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from memlens.annotations.records import Annotations
 from memlens.errors import MemlensError, ModelError, SettingError
-from memlens.files import file_stamp, reader_of
+from memlens.files import file_stamp, parquet_sql
 from memlens.index.format import MANIFEST
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
@@ -88,7 +88,7 @@ class ServedIndex(Index):
                 continue
             room -= facts.bytes
             with self._explain_errors(), self._connect() as cursor:
-                cursor.execute(f'CREATE TABLE "{table}" AS SELECT * FROM {reader_of(self.path(table))}')
+                cursor.execute(f'CREATE TABLE "{table}" AS SELECT * FROM {parquet_sql(self.path(table))}')
                 self._check_opened([table])
                 if table == "corpus":
                     cursor.execute("CREATE INDEX sentences ON corpus (sentence)")
