@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from memlens.experiments import patterns as figure
-from memlens.experiments.run import EXPERIMENTS
+from memlens.experiments.run import EXPERIMENTS, all_tables
 from memlens.index.reader import Index
 
 Row = dict[str, Any]
@@ -16,8 +16,9 @@ EVIL = "</script><script>alert('x')</script>"
 
 
 def write_rows(index: Index, name: str, rows: list[Row], folder: str = "experiments/") -> None:
-    """A table of the index, registered as a stage would."""
-    table = pa.Table.from_pylist(rows)
+    """A table of the index, registered as a stage would. Columns of an experiment that the rows lack are null."""
+    schemas = {table.name: table.schema for _, table in all_tables()} if folder else {}
+    table = pa.Table.from_pylist(rows, schemas.get(name))
     index.write({f"{folder}{name}": (table.schema, [table])}, dict)
 
 
@@ -42,6 +43,12 @@ def like_the_paper(index: Index) -> dict[str, list[Row]]:
     def counted(name: str, column: str, low: float, high: float) -> list[Row]:
         counts = [round(rate * PREFIXES) for rate in curve(name, "rate").clip(low, high).tolist()]
         return table_of(f"layer prefixes {column} rate", ((n, PREFIXES, c, c / PREFIXES) for n, c in enumerate(counts)))
+
+    def with_slope(rows: list[Row], column: str) -> list[Row]:
+        """The rows with a slope over the depth that is known to a tenth."""
+        slope = (rows[-1][column] - rows[1][column]) * layers / (layers - 2)
+        low, high = sorted((0.9 * slope, 1.1 * slope))
+        return [row | {"trend": slope, "trend_low": low, "trend_high": high} for row in rows]
 
     return {
         "agreement": table_of(
@@ -69,8 +76,8 @@ def like_the_paper(index: Index) -> dict[str, list[Row]]:
         ),
         "active": quartiles("active"),
         "composition": [row | {"zero_active": PREFIXES} for row in counted("composition", "zero", 0.66, 1)],
-        "refinement": counted("refinement", "match", 0, 0.99),
-        "confidence": quartiles("confidence"),
+        "refinement": with_slope(counted("refinement", "match", 0, 0.99), "rate"),
+        "confidence": with_slope(quartiles("confidence"), "median"),
         "cases": [_cases(layer, curve_at) for layer, curve_at in enumerate(curve("cases", "residual").tolist())],
     }
 
@@ -78,7 +85,9 @@ def like_the_paper(index: Index) -> dict[str, list[Row]]:
 def _cases(layer: int, residual: float) -> Row:
     kept = min(round(residual / 4000 * PREFIXES), PREFIXES - 6)
     rest = PREFIXES - kept - 4
-    return {"layer": layer, "residual": kept, "ffn": 1, "agreement": 2, "composition": rest, "reversal": 1}
+    shares = {"kept": 0.8, "kept_low": 0.78, "kept_high": 0.82}
+    shares |= {"compromises": 0.98, "compromises_low": 0.97, "compromises_high": 0.99}
+    return {"layer": layer, "residual": kept, "ffn": 1, "agreement": 2, "composition": rest, "reversal": 1} | shares
 
 
 def shuffled_networks() -> list[Row]:

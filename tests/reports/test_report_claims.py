@@ -403,7 +403,7 @@ def test_a_trend_is_shown_as_last_minus_first_layer_and_its_slope_per_layer() ->
     rates = [0.0, *(min(0.01 * 2**layer, 0.95) for layer in range(LAYERS - 1))]
     rows = [{"layer": layer, "rate": rate, "low": rate, "high": rate} for layer, rate in enumerate(rates)]
     trend = Evidence(rows, LAYERS, {}).trend("rate")
-    assert trend is not None and trend.slope.value > 1 and trend.change == pytest.approx(rates[-1] - rates[1])
+    assert trend is not None and trend.slope.value > 1 and trend.change.value == pytest.approx(rates[-1] - rates[1])
     judged = judge_trend(trend, trend, 1, "0%")
     assert judged.yours == "+94 points from layer 1 to 15" and judged.interval.endswith(" per layer")
 

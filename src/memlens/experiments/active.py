@@ -160,6 +160,7 @@ EXPERIMENT = ex.prefix_experiment(
             "layers, and in part if it is outside in at most half of them. Otherwise it does not appear."
             + ex.rule_of_enough("prefixes"),
             few_memories_are_active,
+            curve="median",
             write=lambda share: f"{percent(share, 0)} of layers inside",
         ),
         ex.Claim(
@@ -171,6 +172,7 @@ EXPERIMENT = ex.prefix_experiment(
             "and in part if it excludes a drop of a tenth of the published one. It does not appear if the interval "
             "lies above 0, or if it contains 0 and excludes such a drop." + ex.rule_of_enough("prefixes"),
             active_drops_toward_the_middle,
+            curve="median",
             sign=-1,
         ),
     ),

@@ -185,6 +185,8 @@ EXPERIMENT = ex.Experiment(
             "about 0 in layers 0–9, then up to 3.5%",
             "Share of memories that agree, by layer. " + ex.RULE_OF_TRENDS,
             agreement_rises,
+            write=ex.as_points_per_layer,
+            curve="rate",
         ),
         ex.Claim(
             "agreement-chance",

@@ -151,7 +151,7 @@ def _judge_excess(name: str, what: str) -> Callable[[ex.Evidence], ex.Judgement]
             where = ex.DIRECTIONS[verdict]
         return ex.Judgement(
             f"{percent(share)}, base rate {percent(base)}",
-            f"{ex.as_points(excess.low)} to {ex.as_points(excess.high)} relative to the base rate",
+            f"{ex.write_span(excess)} relative to the base rate",
             verdict,
             f"When a memory agrees, {what} in {percent(share)} of cases. The excess over all prefixes is "
             f"{ex.as_points(excess.value)}, and {ex.as_points(theirs)} in the paper ({percent(published, 0)} minus the "
@@ -188,6 +188,7 @@ EXPERIMENT = ex.prefix_experiment(
             "68% and lies above one half, and does not appear if any interval ends below 68%."
             + ex.rule_of_enough("prefixes"),
             outputs_are_compositions,
+            curve="rate",
             write=percent,
         ),
         ex.Claim(

@@ -96,6 +96,8 @@ EXPERIMENT = ex.prefix_experiment(
             + ex.RULE_OF_TRENDS
             + ex.rule_of_enough("prefixes"),
             confidence_grows,
+            write=ex.as_points_per_layer,
+            curve="median",
         ),
     ),
     picture=ex.Picture(

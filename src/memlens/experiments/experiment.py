@@ -22,8 +22,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from memlens.errors import IndexFolderError
+from memlens.index.format import EXPERIMENTS as FOLDER
 from memlens.index.reader import Index
 from memlens.memory import KINDS, MemoryNames
 from memlens.progress import Progress
@@ -102,7 +104,7 @@ class Evidence:
         if "trend" in self.rows[0]:
             slope = estimate_of(self.rows[0], "trend", "trend_low", "trend_high")
         first, last = min(by_layer), max(by_layer)
-        change = by_layer[last].value - by_layer[first].value
+        change = contrast((1, -1), (by_layer[last], by_layer[first]))
         upper = [layer for layer in by_layer if third(layer, self.layers) == "upper"]
         rise = None
         if 0 < len(upper) < len(by_layer):
@@ -118,14 +120,14 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Trend:
-    """The slope of a number over relative depth, and its change from the first layer after layer 0 to the last.
+    """The slope of a number over relative depth, and its last value minus its first value after layer 0.
 
     `rise` is the mean of the upper third of the layers minus the mean of the other layers, or None if either group is
     empty.
     """
 
     slope: Estimate
-    change: float
+    change: Estimate
     rise: Estimate | None
     first: int
     last: int
@@ -142,6 +144,7 @@ class Judgement:
     reason: str = ""  # reason in full sentences
     measure: Estimate | None = None  # the judged number, which is also compared with shuffled networks
     shuffled: str = ""  # the same number in shuffled networks, as text; empty if it was not measured
+    shuffled_value: float | None = None  # the same as a number, the mean over networks
 
     def and_also(self, words: str) -> "Judgement":
         """Return this judgement with more text at the end of its reason."""
@@ -150,6 +153,17 @@ class Judgement:
 
 def as_points(share: float) -> str:
     return f"{100 * share:+.3g} points".replace("-", "−")
+
+
+def as_points_per_layer(share: float) -> str:
+    return f"{as_points(share)} per layer"
+
+
+def write_span(estimate: Estimate, write: Callable[[float], str] = as_points) -> str:
+    """Return the interval of an estimate, with the unit only once."""
+    low, high = write(estimate.low), write(estimate.high)
+    _, space, unit = high.partition(" ")
+    return f"{low.removesuffix(space + unit)} to {high}"
 
 
 NOT_MEASURED = Judgement(
@@ -174,6 +188,8 @@ class Claim:
     write: Callable[[float], str] = as_points  # formats the measure
     target: float | None = None  # the share that the claim states; None if the claim states only a direction
     is_compared: bool = True  # False if the claim cannot be measured in shuffled networks
+    curve: str = ""  # the curve of the experiment's picture that shows the claim, as the name of its column
+    published_measure: float | None = None  # the paper's measure, if it does not follow from the published rows
 
 
 @dataclass(frozen=True)
@@ -184,6 +200,7 @@ class JudgedClaim:
     experiment: str
     figure: str
     judgement: Judgement | None
+    published: float | None = None  # the measure of the paper's numbers; None if the paper has no number of this kind
 
     @property
     def record(self) -> Row:
@@ -203,13 +220,13 @@ def compare_with_shuffled(claim: Claim, judged: Judgement, rows: Sequence[Row]) 
     trained = estimate_of(rows[0], "trained", "trained_low", "trained_high") if rows else None
     if estimates:
         shuffled = join_networks(estimates)
-        judged = replace(judged, shuffled=claim.write(shuffled.value))
+        judged = replace(judged, shuffled=claim.write(shuffled.value), shuffled_value=shuffled.value)
     if judged.verdict not in (APPEARS, PARTLY) or not claim.is_compared:
         return judged
     if not estimates or trained is None:
         problem = "no shuffled network was measured (run `memlens experiment INDEX shuffled`)"
         return replace(judged, verdict=UNCOMPARED).and_also(f"{judged.verdict} by the rule, but {problem}")
-    here, there = claim.write(trained.value), f"{claim.write(shuffled.low)} to {claim.write(shuffled.high)}"
+    here, there = claim.write(trained.value), write_span(shuffled, claim.write)
     is_beyond = exceeds(claim, trained, shuffled).low > 0
     verdict, relation = (judged.verdict, "beyond") if is_beyond else (SAME, "not beyond")
     networks = f"{len(estimates)} shuffled networks ({there})"
@@ -290,8 +307,8 @@ def judge_trend(
 ) -> Judgement:
     """Judge a slope against the published one.
 
-    The change is shown as the last layer minus the first. The slope is shown per layer, because a slope over the whole
-    depth may exceed the range of a share.
+    The last layer minus the first is shown with its interval, and the interval of the slope per layer, because a slope
+    over the whole depth may exceed the range of a share.
 
     Args:
         yours: The measured trend.
@@ -303,11 +320,11 @@ def judge_trend(
     if yours is None or theirs is None:
         return NOT_MEASURED
     verdict = direction(yours.slope.times(sign), sign * theirs.slope.value)
-    here, published = as_points(yours.change), as_points(theirs.change)
+    here, published = as_points(yours.change.value), as_points(theirs.change.value)
     reason = f"The 95% interval of the slope {DIRECTIONS[verdict]} ({here} here, {published} published)"
     if verdict in (APPEARS, PARTLY) and yours.rise is not None and yours.rise.times(sign).high < 0:
         verdict = ABSENT
-        rise = f"{as_points(yours.rise.value)}, {as_points(yours.rise.low)} to {as_points(yours.rise.high)}"
+        rise = f"{as_points(yours.rise.value)}, {write_span(yours.rise)}"
         reason += f", but the upper third of the layers differs from the others in the opposite direction ({rise})"
     if step is not None:
         holds, description = step
@@ -316,7 +333,7 @@ def judge_trend(
     per_layer = yours.slope.times(1 / yours.layers)
     return Judgement(
         f"{here} from layer {yours.first} to {yours.last}",
-        f"{as_points(per_layer.low)} to {as_points(per_layer.high)} per layer",
+        f"{write_span(yours.change)}; {write_span(per_layer, as_points_per_layer)}",
         verdict,
         f"{reason}; layer 0: {first}.",
         per_layer,
@@ -331,7 +348,7 @@ def judge_difference(yours: Estimate | None, theirs: Estimate | None, sign: int,
     here, published = as_points(yours.value), as_points(theirs.value)
     return Judgement(
         f"{here} {what}",
-        f"{as_points(yours.low)} to {as_points(yours.high)}",
+        write_span(yours),
         verdict,
         f"The 95% interval of the difference {DIRECTIONS[verdict]} ({here} here, {published} published); "
         f"layer 0: {first}.",
@@ -449,6 +466,46 @@ class ResultTable:
     below: str = ""  # sentence below the charts
     note: Callable[[Index, list[Row]], tuple[str, str] | None] | None = None  # returns a label and a sentence
 
+    def read(self, index: Index) -> pa.Table | None:
+        """Return this table of an index, or None if it was not computed. Raises IndexFolderError as `read_table`."""
+        return read_table(index, f"{FOLDER}/{self.name}", self.schema)
+
+
+def read_table(index: Index, name: str, schema: pa.Schema) -> pa.Table | None:
+    """Return the table of an experiment, or None if it was not computed.
+
+    Raises:
+        IndexFolderError: The file is damaged, a column is missing, or a row refers to a layer or memory that the index
+            does not have. A valid checksum does not exclude this, because the author of a table also writes its
+            checksum.
+    """
+    if not index.has(name):
+        return None
+    table = index.table(name)
+    if problem := _find_problem(table, schema, index):
+        advice = f"compute it again with `memlens experiment {index.folder} all`"
+        raise IndexFolderError(f"{index.folder / name}.parquet does not fit the index ({problem}); {advice}")
+    return table
+
+
+def _find_problem(table: pa.Table, schema: pa.Schema, index: Index) -> str:
+    """Describe a column that is missing, or a layer or memory that does not exist. Returns "" without a problem."""
+    for column in schema:
+        if column.name not in table.column_names or table.schema.field(column.name).type != column.type:
+            return f"it has no column '{column.name}' of type {column.type}"
+    for name in {"layer", "memory"} & {*schema.names}:
+        if table.column(name).null_count:
+            return f"its column '{name}' has missing values"
+    for layer in pc.unique(table.column("layer")).to_pylist() if "layer" in schema.names else ():
+        if layer not in index.layers:
+            return f"it refers to layer {layer}, which was not scanned"
+        if "memory" in schema.names:
+            memories = table.filter(pc.equal(table.column("layer"), layer)).column("memory")
+            for memory in pc.min_max(memories).as_py().values():
+                if memory not in range(index.memories(layer)):
+                    return f"it refers to memory {memory} of layer {layer}, which does not exist"
+    return ""
+
 
 def count(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
@@ -550,8 +607,10 @@ class Experiment:
 
         `rows` returns the rows of a table, or None if it is missing.
         """
-        table = f"experiments/{SHUFFLED}"
-        measured = index.table(table).to_pylist() if self.claims and index.has(table) else []
+        from memlens.experiments.shuffled import SCHEMA
+
+        networks = read_table(index, f"{FOLDER}/{SHUFFLED}", SCHEMA) if self.claims else None
+        measured = [] if networks is None else networks.to_pylist()
         claims = []
         for judged in self.judge_rules(index, rows):
             if judged.judgement is not None:
@@ -573,7 +632,11 @@ class Experiment:
                 table_rows or [], len(model.memories), memories, table.published(), PAPER_LAYERS, at_zero
             )
             judgement = None if table_rows is None else claim.judge(evidence)
-            judged.append(JudgedClaim(claim, self.name, self.figure_of(table), judgement))
+            published = claim.published_measure
+            if published is None and evidence.published:
+                measure = claim.judge(replace(evidence.theirs, published=evidence.published)).measure
+                published = None if measure is None else measure.value
+            judged.append(JudgedClaim(claim, self.name, self.figure_of(table), judgement, published))
         return judged
 
     def charts(self, index: Index) -> list[Any]:
@@ -582,8 +645,9 @@ class Experiment:
 
         panels: list[Panel] = []
         for table in self.tables:
-            rows = index.table(f"experiments/{table.name}").to_pylist()
-            panels += table.draw(rows, ModelShape.of(index)) if table.draw and rows else []
+            content = table.read(index)
+            if table.draw and content is not None and content.num_rows:
+                panels += table.draw(content.to_pylist(), ModelShape.of(index))
         return [notebook_chart(panel.spec) for panel in panels]
 
     def obstacle(self, index: Index) -> str | None:

@@ -1,10 +1,10 @@
 """Last layer (Section 5.2): 100 random prefixes for which the last layer is a composition, to be judged by people.
 
-A row has the prefix, the top token before and after the last layer, and the memories that contributed most to the
-change: those with the largest m_i (score of the new token - score of the old token), at the scale of the final norm for
-the layer's output. The cosine of the output embeddings of the two tokens is a hint. The tokens count as related if it
-exceeds `bar`, the 95% quantile of the cosines of unrelated tokens (the old token of one change and the new token of
-another). The table also counts people's verdicts.
+A row has the prefix, the top token before and after the last layer, and the memories with the largest effect on the
+change: m_i times (score of the new token - score of the old token) by its value, at the scale of the final norm for the
+layer's output. The columns `memories` and `pushes` hold these memories and their effects. The cosine of the output
+embeddings of the two tokens is a hint. The tokens count as related if it exceeds `bar`, the 95% quantile of the cosines
+of unrelated tokens (the old token of one change and the new token of another). The table also counts people's verdicts.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ _TEXT_TAKEN, _VERDICTS_TAKEN = 55, 24  # widths of the other terminal columns, w
 SCHEMA = ex.schema(
     "layer:int32 prefix:int32 sentence:int64 position:int32 text:string",  # prefix: row of experiments/prefixes
     "residual:int32 residual_text:string output:int32 output_text:string",  # top tokens before and after the layer
-    "cosine:float32 memories:[int32] pushes:[float32]",  # the memory with the largest push first
+    "cosine:float32 memories:[int32] pushes:[float32]",  # memories by effect, and these effects
     "bar:float32",  # tokens with a larger cosine count as related; equal in all rows
     "compositions:int64",  # number of compositions in the whole sample
     "example:string related:int64 distant:int64",  # name of the example; number of people who gave each verdict
@@ -145,7 +145,9 @@ def print_changes(index: Index, tables: ex.Rows, width: int, origin: str) -> tup
     if summary:
         output.append(Text(str(summary), "dim"))
     room = max(min(width, 160) - _TEXT_TAKEN - (_VERDICTS_TAKEN if summary else 0), 16)
-    table = plain_table([">prefix", "before", "after", ">cosine", *(["verdicts"] if summary else []), "pushed by"])
+    table = plain_table(
+        [">prefix", "before", "after", ">cosine", *(["verdicts"] if summary else []), "largest effects"]
+    )
     for row in rows[:_SHOWN]:
         counts = ", ".join(f"{row[choice]} {choice}" for choice in CHOICES if row[choice])
         table.add_row(
@@ -206,6 +208,7 @@ EXPERIMENT = ex.prefix_experiment(
             "Wilson interval lies above one half, and does not appear if it lies below. The cosine hint alone (words "
             "are related if their cosine exceeds 95% of those of unrelated words) is not sufficient.",
             changes_are_distant,
+            published_measure=ex.paper_statement("distant"),
             is_compared=False,  # people do not judge shuffled networks
         ),
     ),

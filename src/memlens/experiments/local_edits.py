@@ -178,7 +178,7 @@ def last_token_matters_most(evidence: ex.Evidence) -> ex.Judgement:
     first = f"; layer 0: {ex.as_points(leads[0].value)}" if 0 in leads else ""
     return ex.Judgement(
         f"{ex.as_points(mean.value)} more than the next edit",
-        f"{ex.as_points(mean.low)} to {ex.as_points(mean.high)}",
+        ex.write_span(mean),
         verdict,
         "On average over layers, removing the last token lowers the coefficient by "
         f"{ex.as_points(mean.value)} more than removing the first or a random token ({ex.as_points(published.value)} "
@@ -254,6 +254,7 @@ EXPERIMENT = ex.Experiment(
             "layer shows the opposite, with intervals that hold for all layers at once. It appears in part if a layer "
             "shows the opposite, and does not appear if the mean lies below 0." + ex.rule_of_enough("memories"),
             last_token_matters_most,
+            curve="last",
         ),
         ex.Claim(
             "last-token-depth",
@@ -261,6 +262,8 @@ EXPERIMENT = ex.Experiment(
             "−72% in layer 0, −45 to −50% in layers 13–15",
             "Mean change without the last token, by layer. " + ex.RULE_OF_TRENDS + ex.rule_of_enough("memories"),
             last_token_matters_less_with_depth,
+            write=ex.as_points_per_layer,
+            curve="last",
         ),
     ),
     picture=ex.Picture(

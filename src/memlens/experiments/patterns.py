@@ -365,7 +365,7 @@ def semantic_rises(evidence: ex.Evidence) -> ex.Judgement:
     upper = [row for row in ex.in_third(rows, "upper", evidence.layers) if row["semantic"] is not None]
     excess = sum(row["semantic"] - row["shallow"] for row in upper) / max(len(upper), 1)
     return replace(judged, verdict=verdict).and_also(
-        f"{ex.as_points(yours.change)} including subjects that the last word implies; "
+        f"{ex.as_points(yours.change.value)} including subjects that the last word implies; "
         f"semantic minus shallow in the upper third: {ex.as_points(excess)}"
     )
 
@@ -465,7 +465,9 @@ EXPERIMENT = ex.Experiment(
             "49% of prefixes in layers 0–4, 17% in layers 11–15",
             "Share of prefixes that have only shallow patterns, by layer. " + ex.RULE_OF_TRENDS,
             shallow_falls,
+            write=ex.as_points_per_layer,
             sign=-1,
+            curve=SHALLOW,
         ),
         ex.Claim(
             "semantic",
@@ -477,6 +479,8 @@ EXPERIMENT = ex.Experiment(
             "paper’s annotators did not separate them. The claim appears only in part if the interval of this slope "
             "ends below a tenth of the published slope or contains 0.",
             semantic_rises,
+            write=ex.as_points_per_layer,
+            curve=BEYOND,
         ),
         ex.Claim(
             "every-key",
@@ -487,6 +491,7 @@ EXPERIMENT = ex.Experiment(
             "lies below.",
             every_key_has_one,
             write=percent,
+            published_measure=1.0,
         ),
         ex.Claim(
             "patterns-a-key",
@@ -495,6 +500,7 @@ EXPERIMENT = ex.Experiment(
             "Patterns per memory, mean over layers. The number is shown without a verdict, because it depends on which "
             "kinds of patterns are searched for.",
             patterns_a_key,
+            published_measure=3.6,
             write=lambda size: f"{size:.2f}",
         ),
         ex.Claim(
@@ -506,6 +512,7 @@ EXPERIMENT = ex.Experiment(
             "appear if it lies below. The reason says if the share exceeds 80%.",
             triggers_are_covered,
             write=percent,
+            published_measure=ex.paper_statement("covered_least"),
         ),
     ),
     picture=ex.Picture(

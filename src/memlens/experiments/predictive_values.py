@@ -319,6 +319,7 @@ EXPERIMENT = ex.Experiment(
             "times that of a uniform distribution).",
             confident_values_sit_high,
             write=percent,
+            published_measure=ex.paper_statement("confident_in_upper_layers"),
         ),
         ex.Claim(
             "predictive-values",

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,10 +30,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memlens.corpus.sentences import corpus_fingerprint, cut_batches
-from memlens.errors import ModelError
-from memlens.experiments.experiment import SAMPLE, kind_columns, schema
-from memlens.experiments.prefixes import Prefixes, sample_prefixes, sample_validation, stop_targets
-from memlens.index.format import EXPERIMENTS
+from memlens.errors import IndexFolderError, ModelError
+from memlens.experiments.experiment import SAMPLE, kind_columns, read_table
+from memlens.experiments.prefixes import (
+    LAYERS,
+    LAYERS_SCHEMA,
+    PREFIXES,
+    PREFIXES_SCHEMA,
+    Prefixes,
+    sample_prefixes,
+    sample_validation,
+    stop_targets,
+)
 from memlens.index.reader import Index
 from memlens.models.decompose import LayerUse, LogitDecomposition, PositionStates, record_positions
 from memlens.models.lens import Lens
@@ -45,36 +54,12 @@ from memlens.vocab.tokens import tokens_read
 
 Columns = dict[str, Any]  # name -> array [n], or list [n] of lists, with None for an empty list
 
-PREFIXES, LAYERS = f"{EXPERIMENTS}/prefixes", f"{EXPERIMENTS}/prefix-layers"
 TOP_MEMORIES = (1, 10, 100)  # numbers of strongest memories whose contributions are added up
 LISTED = 10  # number of memories to list for a composition
 _BATCH_TOKENS = 2048
 _CHUNK_BYTES = 256 << 20  # limit for the states and coefficients of a chunk; decides the chunk size of large models
 _BLOCK_BYTES = 64 << 20  # size of a chunk's scores: smaller matrix products are slower, larger ones exceed the cache
 _LEAST_ROWS, _MOST_ROWS = 128, 1024
-
-PREFIXES_SCHEMA = schema(
-    "prefix:int32 sentence:int64 position:int32 text:string",  # position -1 is BOS alone
-    "target:int32 stop_word:bool",  # the next token (null at the end of a sentence), and whether it is a stop word
-    "final_token:int32 logit logit_embedding logit_constant",  # top(o_L), its logit before soft-capping, two parts
-    "above_mean embedding constant",  # the logit minus the mean of all logits, and two parts of this difference
-)
-LAYERS_SCHEMA = schema(
-    "layer:int32 prefix:int32",
-    "residual_token:int32 ffn_token:int32 output_token:int32",  # top(r), top(y), top(o)
-    "p_final rank_final:int32",  # softmax(r E)[final token], and its rank: 1 + tokens with a strictly higher score
-    "active:int32 effective",  # number of memories with m > 0, and participation ratio of |m| ||v||
-    # whether top(y) is the top token of any value of the layer, and of any value with m > 0
-    "promoted:bool promoted_active:bool",
-    "ffn_logit attention_logit ffn_above attention_above",  # contributions to the final logit, and to logit minus mean
-    # by kind, in a mixture: share with m > 0 of the memories reached, and contribution to logit minus mean
-    *kind_columns("active", "given"),
-    "top1 top10 top100",  # contributions of the strongest memories to logit minus mean
-    "vetoes:[int32] veto_pushes:[float32]",  # for a composition: memories that lowered the logit of top(r) most
-    "pushers:[int32] pushes:[float32]",  # in the last layer: memories that raised top(o) most relative to top(r)
-    # cosine of the output embeddings of top(r) and top(o), and of top(r) with top(o) of another change
-    "cosine:float32 cosine_shuffled:float32",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,8 +117,12 @@ def read_prefixes(
         "reading": index.manifest.values.reading or None,
     }
     note = dict(index.manifest.prefix_pass.content)
-    if index.is_whole(PREFIXES) and index.is_whole(LAYERS) and {name: note.get(name) for name in settings} == settings:
-        return PrefixTables(index, index.table(PREFIXES), index.table(LAYERS), len(model.layers) - 1, note)
+    if {name: note.get(name) for name in settings} == settings:
+        with suppress(IndexFolderError):  # damaged tables, and tables with other columns, are computed again
+            prefixes = read_table(index, PREFIXES, PREFIXES_SCHEMA)
+            layers = read_table(index, LAYERS, LAYERS_SCHEMA)
+            if prefixes is not None and layers is not None:
+                return PrefixTables(index, prefixes, layers, len(model.layers) - 1, note)
     tables = run_prefixes(index, model, sample, seed, validation, stop_words, progress, pool)
     note = {**settings, **tables.notes, "threads": torch.get_num_threads()}
     if validation is not None:

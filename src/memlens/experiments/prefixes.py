@@ -1,4 +1,4 @@
-"""Random prefixes, and the stop words that follow them.
+"""Random prefixes, the stop words that follow them, and the schemas of the tables of the prefix pass.
 
 A sample consists of the prefixes with the lowest hashes of seed, sentence and position. A sample is uniform over all
 prefixes, without replacement, and contains every smaller sample with the same seed. Drawing it takes the same memory
@@ -19,13 +19,38 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlens.errors import CorpusError, SettingError
-from memlens.experiments.experiment import SAMPLE
+from memlens.experiments.experiment import SAMPLE, kind_columns, schema
+from memlens.index.format import EXPERIMENTS
 from memlens.index.reader import Index
 from memlens.settings import WINDOW, CorpusSettings
 
 if TYPE_CHECKING:
     from memlens.corpus.sentences import Sentence
     from memlens.models.memory_model import MemoryModel
+
+PREFIXES, LAYERS = f"{EXPERIMENTS}/prefixes", f"{EXPERIMENTS}/prefix-layers"  # tables of the prefix pass
+PREFIXES_SCHEMA = schema(
+    "prefix:int32 sentence:int64 position:int32 text:string",  # position -1 is BOS alone
+    "target:int32 stop_word:bool",  # the next token (null at the end of a sentence), and whether it is a stop word
+    "final_token:int32 logit logit_embedding logit_constant",  # top(o_L), its logit before soft-capping, two parts
+    "above_mean embedding constant",  # the logit minus the mean of all logits, and two parts of this difference
+)
+LAYERS_SCHEMA = schema(
+    "layer:int32 prefix:int32",
+    "residual_token:int32 ffn_token:int32 output_token:int32",  # top(r), top(y), top(o)
+    "p_final rank_final:int32",  # softmax(r E)[final token], and its rank: 1 + tokens with a strictly higher score
+    "active:int32 effective",  # number of memories with m > 0, and participation ratio of |m| ||v||
+    # whether top(y) is the top token of any value of the layer, and of any value with m > 0
+    "promoted:bool promoted_active:bool",
+    "ffn_logit attention_logit ffn_above attention_above",  # contributions to the final logit, and to logit minus mean
+    # by kind, in a mixture: share with m > 0 of the memories reached, and contribution to logit minus mean
+    *kind_columns("active", "given"),
+    "top1 top10 top100",  # contributions of the strongest memories to logit minus mean
+    "vetoes:[int32] veto_pushes:[float32]",  # for a composition: memories that lowered the logit of top(r) most
+    "pushers:[int32] pushes:[float32]",  # in the last layer: memories that raised top(o) most relative to top(r)
+    # cosine of the output embeddings of top(r) and top(o), and of top(r) with top(o) of another change
+    "cosine:float32 cosine_shuffled:float32",
+)
 
 FREQUENT = "frequent"
 _MOST_FREQUENT = 100

@@ -143,6 +143,8 @@ EXPERIMENT = ex.Experiment(
             + ex.RULE_OF_TRENDS
             + ex.rule_of_enough("memories"),
             rank_improves,
+            write=ex.as_points_per_layer,
+            curve="median",
             sign=-1,
         ),
     ),

@@ -113,7 +113,7 @@ def upper_layers_settle_faster(evidence: ex.Evidence) -> ex.Judgement:
     pace = "faster than" if yours.low > 0 else "more slowly than" if yours.high < 0 else "about as fast as"
     return ex.Judgement(
         f"{ex.as_points(yours.value)} per layer relative to the lower part",
-        f"{ex.as_points(yours.low)} to {ex.as_points(yours.high)}",
+        ex.write_span(yours),
         verdict,
         f"From {percent(ex.BEND, 0)} of the depth on, the share grows {pace} before. The difference is "
         f"{ex.as_points(yours.value)} per layer, published {ex.as_points(theirs.value)}.",
@@ -162,6 +162,8 @@ EXPERIMENT = ex.prefix_experiment(
             + " It appears only in part if the share decreases from one layer to the next, with intervals that hold "
             "for all layers at once." + ex.rule_of_enough("prefixes"),
             predictions_settle,
+            write=ex.as_points_per_layer,
+            curve="rate",
         ),
         ex.Claim(
             "last-residual",
@@ -171,6 +173,7 @@ EXPERIMENT = ex.prefix_experiment(
             "Wilson interval lies above one half, and does not appear if it lies below."
             + ex.rule_of_enough("prefixes"),
             last_residual_knows_the_token,
+            curve="rate",
             write=percent,
         ),
         ex.Claim(
@@ -181,6 +184,7 @@ EXPERIMENT = ex.prefix_experiment(
             "appears if the Wilson interval lies within 5 points of a third, and does not appear if it lies outside."
             + ex.rule_of_enough("prefixes"),
             bottom_layers_decide_a_third,
+            curve="rate",
             write=percent,
             target=1 / 3,
         ),
@@ -194,6 +198,7 @@ EXPERIMENT = ex.prefix_experiment(
             "below 0, or if it contains 0 and ends below that tenth. The first layer, the last layer and this layer "
             "must have been scanned." + ex.rule_of_enough("prefixes"),
             upper_layers_settle_faster,
+            curve="rate",
         ),
     ),
     picture=ex.Picture((ex.Column("final token", "rate", interval=("low", "high")),), {"rate": "final token"}),

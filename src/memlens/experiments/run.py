@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MODULES = (
     "agreement", "rank", "predictive_values", "local_edits", "patterns", "active", "composition", "refinement",
-    "confidence", "cases", "last_layer", "contributions", "vetoes", "promotion", "suppression",
+    "confidence", "cases", "last_layer", "contributions", "vetoes", "promotion", "suppression", "silencing",
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Suppression (beyond the paper): how often a layer lowers the final token's logit, even if it is already predicted.
 
-`push` is the block's contribution to the logit of the finally predicted token minus the mean of all logits (see
+`push` is the effect of the block on the logit of the finally predicted token minus the mean of all logits (see
 contributions). A prefix is `identified` if the residual already predicts the final token, and `suppressed` if the
 block also lowers this token.
 """
@@ -44,7 +44,7 @@ def compute(tables: "PrefixTables", seed: int) -> list[ex.Row]:
 
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
-    """Plot how often layers lower the final token, and the mean push."""
+    """Plot how often layers lower the final token, and the mean effect."""
     import altair as alt
 
     from memlens.experiments import charts
@@ -70,7 +70,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     scale = alt.Scale(zero=True)
     push = charts.curves(
         charts.with_depth(pushes, model.layers),
-        "mean push on the final token’s logit",
+        "mean effect on the final token’s logit",
         ".2f",
         model.layers,
         scale=scale,
@@ -78,7 +78,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     text = "Share of prefixes whose final token the layer lowers, by depth"
     return [
         charts.panel("suppression", both, text, rows, "rate", "%"),
-        charts.panel("suppression-push", push, "Mean push on the final token's logit, by depth", rows, "push"),
+        charts.panel("suppression-push", push, "Mean effect on the final token's logit, by depth", rows, "push"),
     ]
 
 
@@ -92,7 +92,7 @@ EXPERIMENT = ex.prefix_experiment(
         compute,
         question="Do layers raise or lower the final token?",
         lead="A prefix is suppressed if the residual already predicts the final token and the layer lowers it.",
-        how="The contribution of a layer’s feed-forward block to the logit of the finally predicted token minus the "
+        how="The effect of a layer’s feed-forward block on the logit of the finally predicted token minus the "
         "mean of all logits, at the scale of the final norm: its mean over the sampled prefixes, and how often it is "
         "below 0, for all prefixes and for those whose residual already predicts this token. Shares have Wilson "
         "intervals, and means have intervals over prefixes.",
@@ -101,9 +101,9 @@ EXPERIMENT = ex.prefix_experiment(
     picture=ex.Picture(
         (
             ex.Column("lowered", "rate", interval=("low", "high")),
-            ex.Column("if on top", "suppressed_rate", interval=("suppressed_low", "suppressed_high")),
-            ex.Column("mean push", "push", ex.short),
+            ex.Column("if predicted", "suppressed_rate", interval=("suppressed_low", "suppressed_high")),
+            ex.Column("mean effect", "push", ex.short),
         ),
-        {"rate": "lowered", "suppressed_rate": "if on top"},
+        {"rate": "lowered", "suppressed_rate": "if predicted"},
     ),
 )

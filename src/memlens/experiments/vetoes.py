@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _DRAWN, _PRINTED = 14, 10
 SCHEMA = ex.schema(
     "layer:int32 memory:int32",
-    "times:int64 push",  # how often the memory is among the ten strongest vetoes; mean push, which is negative
+    "times:int64 push",  # how often the memory is among the ten strongest vetoes, and its mean effect (negative)
     "token:int32 token_text:string token_times:int64",  # the token that it vetoes most often (lowest id), and how often
     "compositions:int64",  # number of compositions in the layer
 )
@@ -80,7 +80,13 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
         .encode(
             x=alt.X("times:Q", title="compositions vetoed by this memory"),
             y=alt.Y("name:N", title=None, sort=[row["name"] for row in shown]),
-            tooltip=["name:N", "times:Q", alt.Tooltip("push:Q", format=".3f"), "token_text:N", "token_times:Q"],
+            tooltip=[
+                "name:N",
+                "times:Q",
+                alt.Tooltip("push:Q", title="mean effect", format=".3f"),
+                "token_text:N",
+                "token_times:Q",
+            ],
         )
     )
     return [charts.table_panel("vetoes", chart)]
@@ -95,7 +101,7 @@ def print_vetoes(index: Index, tables: ex.Rows, width: int, origin: str) -> tupl
     sample = f"{len(rows):,} memories in {sum(compositions.values()):,} compositions, from {origin}"
     counts = [float(compositions.get(layer, 0)) for layer in index.layers]
     line = Text.assemble("compositions  ", (curve(counts), "cyan"), (f"  maximum {max(counts):,.0f}", "dim"))
-    table = plain_table(["memory", ">times", ">of", ">mean push", "mostly vetoes", ">times"])
+    table = plain_table(["memory", ">times", ">of", ">mean effect", "mostly vetoes", ">times"])
     for row in _most_often(rows, _PRINTED, index.names):
         table.add_row(
             Text(row["name"], "bold"),
@@ -118,8 +124,8 @@ EXPERIMENT = ex.prefix_experiment(
         compute,
         question="Which memories veto the residual’s token?",
         lead="Memories that lower the residual’s top token when a layer changes the prediction.",
-        how="For each memory: how often it is among those with the most negative contribution to the logit of the "
-        "residual’s top token, how large its contribution is, and which token it vetoes most often.",
+        how="For each memory: how often it is among the ten memories with the most negative effect on the logit of the "
+        "residual’s top token, the mean of this effect, and the token that it vetoes most often.",
         draw=draw,
     ),
     terminal=print_vetoes,

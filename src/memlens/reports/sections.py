@@ -94,7 +94,7 @@ class Tables:
         return [judged for experiment in in_paper_order() for judged in experiment.judge(self.index, self.rows)]
 
     def _read(self, name: str) -> pa.Table | None:
-        return self.index.table(f"{FOLDER}/{name}") if self.index.has(f"{FOLDER}/{name}") else None
+        return self._descriptions[name][1].read(self.index)
 
 
 @dataclass(frozen=True)
