@@ -9,13 +9,12 @@ pictures whose names start with `bundled`. Any index can be used. Findings whose
 
 import re
 import sys
-from collections import Counter
 from pathlib import Path
 
 import memlens
-from memlens.experiments.experiment import VERDICTS
-from memlens.reports.findings import Insight, find_all
+from memlens.reports.findings import Finding, count_verdicts, describe_verdicts, select_findings
 from memlens.reports.sections import Tables
+from memlens.text import visible
 
 
 def claims(index: memlens.Index) -> str:
@@ -30,20 +29,19 @@ def claims(index: memlens.Index) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_markdown(number: int, finding: Insight) -> str:
-    """Return a finding as a section. Lines that start with spaces are corpus text and belong to the line above."""
-    lines = [f"  - {line.strip()}" if line.startswith(" ") else f"- {line}" for line in finding.lines]
+def as_markdown(number: int, finding: Finding) -> str:
+    """Return a finding as a section: triggers with the last token in bold, the evidence, and the command."""
+    lines = [f"- {visible(before)}**{visible(token)}**" for before, token in finding.triggers]
+    if finding.curve and finding.curve.numbers:
+        first, last = finding.curve.ends
+        lines.append(f"- {finding.curve.label} by layer: {first} in the first layer, {last} in the last")
+        if finding.curve.published:
+            lines[-1] += f" (paper: {' and '.join(finding.curve.published_ends)})"
+    lines += [f"- {line}" for line in finding.lines]
     return "\n".join([f"### {number}. {finding.title}", "", *lines, "", "```", finding.command, "```", ""])
 
 
-def count_verdicts(index: memlens.Index) -> str:
-    """Return a sentence with the number of claims by verdict."""
-    found = Counter(judged.judgement.verdict for judged in Tables(index).judge() if judged.judgement)
-    verdicts = ", ".join(f"{found[verdict]} “{verdict}”" for verdict in VERDICTS if found[verdict])
-    return f"Verdicts on {found.total()} claims of the paper: {verdicts}.\n"
-
-
-def picture_of(finding: Insight, folder: Path, name: str) -> str:
+def picture_of(finding: Finding, folder: Path, name: str) -> str:
     """Return the picture of the experiment behind a finding, or an empty string if there is none."""
     experiment = re.search(r" experiment \S+ (\S+)", finding.command)
     picture = folder / "pictures" / f"{name}-{experiment[1]}.png" if experiment else None
@@ -66,13 +64,13 @@ def main() -> None:
     try:
         index = memlens.open_index(sys.argv[1])
         text = claims(index) + "\n"
-        for number, finding in enumerate(find_all(index), 1):
+        for number, finding in enumerate(select_findings(index), 1):
             picture = picture_of(finding, Path(sys.argv[2]).parent, sys.argv[3]) if len(sys.argv) == 4 else ""
             text += as_markdown(number, finding) + "\n" + (picture + "\n" if picture else "")
     except memlens.MemlensError as error:
         sys.exit(f"findings: {error}")
     if len(sys.argv) == 4:
-        write_into(Path(sys.argv[2]), sys.argv[3], count_verdicts(index) + "\n" + text)
+        write_into(Path(sys.argv[2]), sys.argv[3], describe_verdicts(count_verdicts(Tables(index))) + "\n\n" + text)
     else:
         print(text, end="")
 

@@ -14,12 +14,10 @@ With more than one thread, patterns are computed in a second process, because th
 this process runs the experiments that do not need patterns.
 
 `demo` runs `analyze` on the bundled model and the first READ tokens of the bundled text. To save time, it uses smaller
-samples (PREFIXES, EDITED). It also selects five findings to show. A later `analyze` in the same folder
-can enlarge the samples.
+samples (PREFIXES, EDITED). A later `analyze` in the same folder can enlarge the samples.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,9 +26,8 @@ from typing import Any
 from memlens import api
 from memlens.corpus.sentences import corpus_fingerprint
 from memlens.errors import IndexFolderError, ModelNotFound, SettingError
-from memlens.experiments import prefix_pass
-from memlens.experiments.experiment import APPEARS, VERDICTS, Experiment
-from memlens.experiments.prefixes import check_stop_words
+from memlens.experiments.experiment import Experiment
+from memlens.experiments.prefixes import LAYERS, PREFIXES as PREFIX_TABLE, check_stop_words
 from memlens.experiments.run import EXPERIMENTS as ALL_EXPERIMENTS, NULL, find_experiments, is_made
 from memlens.index.check import restore_manifest
 from memlens.index.format import (
@@ -52,9 +49,8 @@ from memlens.models.memory_model import MemoryModel
 from memlens.pattern.table import compute_patterns, find_patterns_beside, patterns_are_made
 from memlens.pool import usable_cores
 from memlens.progress import Progress, no_progress
-from memlens.reports.findings import Insight, Material, find
+from memlens.reports.findings import Finding, count_verdicts, select_findings
 from memlens.reports.sections import Tables
-from memlens.reports.silencing import most_needed
 from memlens.settings import (
     BUNDLED,
     CorpusSettings,
@@ -89,6 +85,8 @@ class Analysis:
     index: Index
     report: Path
     stages: tuple[Stage, ...]
+    findings: tuple[Finding, ...] = ()  # the best supported findings, at most five
+    verdicts: dict[str, int] = field(default_factory=dict)  # {verdict: number of claims of the paper that were tested}
 
 
 class StageWatcher:
@@ -141,7 +139,8 @@ def analyze(
         **options: Fields of SampleSettings (seed, sample, stop_words) and options of `scan` (top=50, layers=...).
 
     Returns:
-        The index, the path of the report, and the outcome of each stage.
+        The index, the path of the report, the outcome of each stage, the best supported findings, and the number of
+        claims of the paper by verdict.
 
     Raises:
         MemlensError: The model, a corpus, an option or the folder cannot be used.
@@ -173,7 +172,9 @@ def analyze(
         stage: Stage = getattr(work, name)()
         stages.append(replace(stage, seconds=stage.seconds or time.monotonic() - start))
         watcher.ended(stages[-1])
-    return Analysis(work.index, work.page, tuple(stages))
+    tables = Tables(work.index)
+    findings, verdicts = tuple(select_findings(work.index, tables)), count_verdicts(tables)
+    return Analysis(work.index, work.page, tuple(stages), findings, verdicts)
 
 
 @dataclass(frozen=True)
@@ -311,19 +312,6 @@ class _Work:
 
 
 FOLDER = "memlens-demo"
-# The demo shows the first trends of this list. Trends that agree with the paper come before the others. If there are
-# too few findings, the substitutes fill the list.
-TRENDS = (
-    "depth",
-    "settling",
-    "claim-shallow",
-    "claim-agreement-chance",
-    "claim-agreement",
-    "composition",
-    "claim-last-token",
-    "claim-residual",
-)
-SUBSTITUTES = ("dead", "rarest", "wanted")
 # text for the experiments of section 5; the model was not trained on it, as in the paper
 HELD_OUT = f"{BUNDLED}:held-out"
 READ = 200_000  # number of tokens of the bundled text to read
@@ -342,15 +330,10 @@ class SmallerSample:
 
 
 @dataclass(frozen=True)
-class Demo:
+class Demo(Analysis):
     """The result of `demo`."""
 
-    index: Index
-    report: Path
-    stages: tuple[Stage, ...]
-    findings: tuple[Insight, ...]
-    smaller: tuple[SmallerSample, ...]
-    verdicts: dict[str, int]  # {verdict: number of claims of the paper}
+    smaller: tuple[SmallerSample, ...] = ()
 
 
 def demo(
@@ -362,7 +345,7 @@ def demo(
     edited: int = EDITED,
     **options: Any,
 ) -> Demo:
-    """Analyze the bundled model with small samples and select five findings.
+    """Analyze the bundled model with small samples.
 
     Larger samples that are already in the folder are kept.
 
@@ -375,7 +358,7 @@ def demo(
         **options: Further options of `analyze`.
 
     Returns:
-        The index, the path of the report, the outcome of each stage, and the findings.
+        As `analyze`, and the samples that are smaller than by default.
 
     Raises:
         ModelNotFound: This installation has no bundled model.
@@ -397,8 +380,8 @@ def demo(
         options = {"validation": HELD_OUT, "max_tokens": READ, **options}
     memory_model = _load(model)
     analysis = analyze(memory_model, corpus, out=out, sample=prefixes, samples=samples, **options)
-    findings, smaller = tuple(_select_findings(analysis.index, memory_model)), _smaller(prefixes, samples)
-    return Demo(analysis.index, analysis.report, analysis.stages, findings, smaller, _verdicts(analysis.index))
+    smaller = _smaller(prefixes, samples)
+    return Demo(analysis.index, analysis.report, analysis.stages, analysis.findings, analysis.verdicts, smaller)
 
 
 def _at_least(folder: Path, prefixes: int, edited: int) -> tuple[int, int]:
@@ -422,20 +405,6 @@ def _load(model: Any) -> MemoryModel:
             "the demo needs the bundled model, which is missing from this installation of memlens; install a release, "
             "or run `memlens analyze` with your own model"
         ) from error
-
-
-def _select_findings(index: Index, model: MemoryModel) -> list[Insight]:
-    """Return five findings: a memory with a topic, the memory that predictions need most, and three trends."""
-    insight = most_needed(Material(index), model)
-    insights = [*find(index, "memory"), *([insight] if insight else find(index, "right"))]
-    # a stable sort keeps the order of TRENDS
-    trends = sorted(find(index, *TRENDS), key=lambda trend: trend.verdict != APPEARS)
-    return [*insights, *trends[:3], *find(index, *SUBSTITUTES)][:5]
-
-
-def _verdicts(index: Index) -> dict[str, int]:
-    counts = Counter(claim.judgement.verdict for claim in Tables(index).judge() if claim.judgement is not None)
-    return {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
 
 
 def _smaller(sample: int, samples: dict[str, int]) -> tuple[SmallerSample, ...]:
@@ -514,7 +483,7 @@ def _experiments_of(manifest: Manifest, files: Sequence[str]) -> list[str]:
         for experiment in experiments
         if tables & {f"{EXPERIMENTS}/{table.name}" for table in experiment.tables}
     ]
-    needs_pass = tables & {prefix_pass.PREFIXES, prefix_pass.LAYERS}
+    needs_pass = tables & {PREFIX_TABLE, LAYERS}
     if needs_pass and not any(experiment.on_prefixes for experiment in writers):
         writers += [experiment for experiment in experiments if experiment.on_prefixes][:1]
     return [experiment.name for experiment in writers]

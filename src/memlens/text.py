@@ -252,13 +252,14 @@ def sparkline(counts: Sequence[int]) -> str:
     return "".join(_BARS[(count * 8 - 1) // largest] if count else "·" for count in counts)
 
 
-def curve(numbers: Sequence[float | None], room: int = 64) -> str:
+def curve(numbers: Sequence[float | None], room: int = 64, beside: Sequence[float | None] = ()) -> str:
     """Return numbers as a row of small bars on a scale that includes zero, with a dot for None.
 
-    If there are more than `room` numbers, each bar is the mean of neighboring numbers.
+    If there are more than `room` numbers, each bar is the mean of neighboring numbers. The scale also includes the
+    numbers of `beside`, so that two curves can share it.
     """
     bars = list(numbers) if len(numbers) <= room else _means(numbers, room)
-    heights = [value for value in bars if value is not None]
+    heights = [value for value in [*bars, *beside] if value is not None]
     low, high = min(heights, default=0.0), max(heights, default=0.0)
     low, high = min(low, 0.0), max(high, 0.0)
     scale = (high - low) or 1.0

@@ -137,16 +137,20 @@ def test_another_validation_text_is_another_sample(models: Paths, text: Path, wh
     assert memlens.analyze(models["gated"], text, out=whole, **other).stages[3].outcome == "kept"
 
 
-def test_the_command_prints_curves_and_where_the_page_is(run: Run, models: Paths, text: Path, whole: Path) -> None:
+def test_the_command_prints_findings_verdicts_and_where_the_page_is(
+    run: Run, models: Paths, text: Path, whole: Path
+) -> None:
     command = ["analyze", models["gated"], text, "-o", whole, *COMMAND]
     ran = run(*command)
     assert ran.code == 0 and str(whole / "report.html") in ran.out
-    assert "agreement" in ran.out and "in the paper" in ran.out and "█" in ran.out
+    assert "\n2. " in ran.out and "; paper " in ran.out and "█" in ran.out
+    assert "claims of the paper that were tested" in ran.out and "next: memlens show" in ran.err
     assert ran.err.count("already complete") == 4 and "report: done" in ran.err
     answer = json.loads(run(*command, "--json", "--quiet").out)
     assert [stage["name"] for stage in answer["stages"]] == list(STAGES)
     assert [stage["outcome"] for stage in answer["stages"]] == ["kept"] * 4 + ["made"]
     assert answer["report"] == str(whole / "report.html") and answer["scan"]["memories"] == 120
+    assert len(answer["findings"]) == 5 and sum(answer["verdicts"].values()) > 10
 
 
 def test_the_command_stops_with_130_and_continues(run, models, text, analyzed, tmp_path, monkeypatch) -> None:

@@ -14,7 +14,6 @@ import memlens
 from memlens import pipeline
 from memlens.cli import main
 from memlens.errors import SettingError
-from memlens.experiments.experiment import UNTESTED
 from memlens.experiments.run import EXPERIMENTS
 from memlens.pipeline import STAGES, Demo, demo
 from memlens.settings import BUNDLED
@@ -69,9 +68,11 @@ def test_the_command_prints_findings_report_and_how_to_browse(run: Run, shown: D
     assert ran.code == 0, ran.err
     assert [line[:3] for line in ran.out.splitlines() if line[:1].isdigit()] == [f"{n}. " for n in range(1, 6)]
     assert ran.out.count("   $ memlens ") == 5
-    assert f"report      {folder / 'report.html'}" in ran.out
+    assert f"read        {folder / 'report.html'}" in ran.out
     assert f"browse      memlens serve '{folder}'" in ran.out and "your model  memlens analyze " in ran.out
-    tested = sum(count for verdict, count in shown.verdicts.items() if verdict not in UNTESTED)
+    memory = next((finding.memory for finding in shown.findings if finding.memory), None)
+    assert memory is not None and f"next: memlens show '{folder}' {memory}" in ran.err
+    tested = sum(shown.verdicts.values())
     assert f"Of {tested} claims of the paper" in ran.out
     assert "local-edits used only 2 memories per layer (default: 100)" in ran.err
     answer = json.loads(run("demo", "-o", folder, "--json", "-q").out)

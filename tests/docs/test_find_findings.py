@@ -4,6 +4,7 @@ import importlib.util
 import json
 import random
 import shlex
+import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -19,8 +20,7 @@ from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
 from memlens.pattern.table import compute_patterns
-from memlens.reports.findings import Material
-from memlens.reports.silencing import most_needed
+from memlens.reports.findings import select_findings
 from memlens.testing import tiny_model, tiny_tokenizer
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "find_findings.py"
@@ -166,14 +166,14 @@ def test_equal_prompts_are_measured_once(made: Paths) -> None:
     assert sorted(sentences[number].until(position) for number, position in places) == ["A river", "The river"]
 
 
-def test_the_demo_tells_of_the_planted_memory_by_silencing_it(made: Paths) -> None:
-    index = memlens.open_index(made["index"])
-    model = index.load_model()
-    finding = most_needed(Material(index), model)
-    assert finding is not None and f"Without {PLANTED}, ' of'" in finding.title
+def test_the_first_finding_is_the_planted_memory(made: Paths, tmp_path: Path) -> None:
+    index = memlens.open_index(shutil.copytree(made["index"], tmp_path / "index"))
+    memlens.experiment(index, "silencing", threads=1)
+    finding = select_findings(index)[0]
+    assert finding.memory == str(PLANTED) and finding.title.startswith(f"{PLANTED} promotes ' of'")
+    assert all(token == " river" for _, token in finding.triggers)
     verb, folder, prompt, *options = shlex.split(finding.command)[1:]
     assert (verb, folder) == ("trace", str(index.folder)) and options == ["--token", " of", "--set", f"{PLANTED}=0"]
-    compared = memlens.intervene(model, prompt, f"{PLANTED}=0", token=" of")
+    compared = memlens.intervene(index.load_model(), prompt, f"{PLANTED}=0", token=" of")
     p, without = compared.before.token.p, compared.after.token.p
-    assert f"is {p:.3f};" in finding.lines[1] and f"it is {without:.3f}" in finding.lines[1]
-    assert f"{p / without:.1f} times" in finding.title and main(shlex.split(finding.command)[1:]) == 0
+    assert f"p falls {p:.2g} → {without:.2g}" in finding.lines[0] and main(shlex.split(finding.command)[1:]) == 0

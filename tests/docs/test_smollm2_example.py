@@ -56,10 +56,10 @@ def test_missing_articles_are_named(tmp_path: Path) -> None:
     assert not (tmp_path / "work").exists()
 
 
-def test_findings_come_as_markdown_with_their_commands_and_of_no_index_as_one_line(tiny_gpt2_index, tmp_path) -> None:
-    ran = run("findings.py", tiny_gpt2_index.folder)
+def test_findings_come_as_markdown_with_their_commands_and_of_no_index_as_one_line(analyzed, tmp_path) -> None:
+    ran = run("findings.py", analyzed.folder)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("| the paper's claim |") and "\n### 1. " in ran.stdout
-    assert f"```\nmemlens report {tiny_gpt2_index.folder}\n```" in ran.stdout
+    assert f"```\nmemlens experiment {analyzed.folder} " in ran.stdout
     ran = run("findings.py", tmp_path)
     assert ran.returncode == 1 and ran.stderr.startswith("findings: ") and ran.stderr.count("\n") == 1

@@ -1,181 +1,107 @@
-"""Findings: every sentence can be worked out again from the tables, and none says more than the verdict."""
+"""Findings: which are selected, in which order, and that each sentence follows from the tables."""
 
-import json
 import shlex
-from collections import Counter
-from statistics import median
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
-from report_tables import write_rows
+from report_tables import like_the_paper, write_rows
 
 import memlens
 from memlens.cli import main
-from memlens.errors import UnknownName
-from memlens.reports.findings import Insight, Material, find, find_all, finders
-from memlens.text import visible
+from memlens.experiments.experiment import ABSENT, APPEARS, NOT_JUDGED, SAME, UNCLEAR
+from memlens.reports.findings import count_verdicts, describe_verdicts, select_findings
+from memlens.reports.sections import Tables
 
 
-def only(index: memlens.Index, name: str) -> Insight:
-    (insight,) = find(index, name)
-    assert insight.name == name
-    return insight
+def silenced(memory: int, factor: float, token: int = 3, p_mean: float = 0.5, **more: Any) -> list[dict[str, Any]]:
+    row = {"layer": 2, "memory": memory, "token": token, "token_text": f" word{token}", "follows": 6, "followed": 8}
+    row |= {"p": 0.6, "p_without": 0.2, "p_mean": p_mean, "factor": factor, **more}
+    prompts = ({"rank": rank, "prompt": f"The {rank} river", "last_token": " river"} for rank in range(3))
+    return [row | prompt for prompt in prompts]
 
 
-def run_command(insight: Insight, capsys: pytest.CaptureFixture[str]) -> Any:
-    """The JSON that a finding's command prints."""
-    assert main([*shlex.split(insight.command)[1:], "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+def test_memories_come_before_claims_and_the_claim_that_fails_comes_last(full: memlens.Index) -> None:
+    write_rows(full, "silencing", silenced(1, 3.0) + silenced(2, 2.0, token=4) + silenced(5, 1.5, token=5))
+    names = [finding.name for finding in select_findings(full)]
+    assert names[:2] == ["silencing L2N1", "silencing L2N2"]
+    assert [name.split()[0] for name in names] == ["silencing", "silencing", "pattern", "claim", "claim"]
+    verdicts = [finding.verdict for finding in select_findings(full)][3:]
+    assert verdicts[0] == APPEARS and verdicts[1] in (ABSENT, SAME, UNCLEAR)
 
 
-def rows_of(index: memlens.Index, table: str) -> list[dict[str, Any]]:
-    return pq.read_table(index.folder / f"{table}.parquet").to_pylist()
-
-
-def test_an_index_with_every_table_tells_nearly_everything_in_the_order_asked_for(full: memlens.Index) -> None:
-    names = [insight.name for insight in find_all(full)]
-    assert len(names) >= 12 and len(set(names)) == len(names)
-    assert {"memory", "settling", "right", "depth", "composition", "dead", "claim-last-token"} <= set(names)
-    assert [insight.name for insight in find(full, "dead", "settling", "wanted")] == ["dead", "settling", "wanted"]
-    assert all(insight.name == name for name in finders() for insight in find(full, name))
-
-
-def test_without_experiments_only_what_scan_and_values_know_is_told(bare: memlens.Index) -> None:
-    assert {one.name for one in find_all(bare)} <= {"right", "rarest", "wanted", "twins", "below", "dead"}
-    with pytest.raises(UnknownName, match="no finding 'weather'; known: memory, right"):
-        find(bare, "weather")
-
-
-def test_the_memory_that_is_right_has_the_largest_share_and_its_command_lists_the_triggers(
-    bare: memlens.Index, capsys: pytest.CaptureFixture[str]
+def test_a_memory_without_an_effect_or_a_likely_token_and_a_second_one_of_the_same_token_are_left_out(
+    full: memlens.Index,
 ) -> None:
-    top = {(row["layer"], row["memory"]): row["argmax"] for row in rows_of(bare, "values")}
-    followed: Counter[Any] = Counter()
-    agree: Counter[Any] = Counter()
-    for row in rows_of(bare, "triggers"):
-        name = row["layer"], row["memory"]
-        if row["end"] == "top" and row["next_token"] is not None:
-            followed[name] += 1
-            agree[name] += row["next_token"] == top[name]
-    many = {name: agree[name] / count for name, count in followed.items() if count >= 5 and agree[name]}
-    material = Material(bare)
-    words = {name: share for name, share in many.items() if material.is_word(top[name])} or many
-    assert len(words) > 1
-    insight = only(bare, "right")
-    best = max(words, key=lambda name: (words[name], followed[name], -name[0], -name[1]))
-    assert insight.title.startswith(f"L{best[0]}N{best[1]} promotes ")
-    assert f"follows {agree[best]} of its {followed[best]} strongest triggers" in insight.title
-    shown = run_command(insight, capsys)
-    following = [one["next_token"] for one in shown["triggers"]["top"] if one["next_token"] is not None]
-    assert len(following) == followed[best]
-    assert following.count(shown["value"]["promotes"][0]["token"]) == agree[best]
+    rows = silenced(1, 3.0) + silenced(2, 2.9) + silenced(3, 2.0, token=4, p_mean=0.01) + silenced(4, 1.05, token=5)
+    write_rows(full, "silencing", rows)
+    names = [finding.name for finding in select_findings(full)]
+    assert [name for name in names if name.startswith("silencing")] == ["silencing L2N1"]
+    assert len([name for name in names if name.startswith("pattern")]) == 2 and len(names) == 5
 
 
-def test_the_clearest_memory_is_confirmed_by_triggers_that_were_held_out(full: memlens.Index) -> None:
-    values = {(row["layer"], row["memory"]): row["tokens"][:10] for row in rows_of(full, "values")}
-    sentences = {row["sentence"]: set(row["tokens"]) for row in rows_of(full, "corpus")}
-    places = {
-        (row["layer"], row["memory"], row["rank"]): row for row in rows_of(full, "triggers") if row["end"] == "top"
-    }
-    material, found = Material(full), []
-    for row in rows_of(full, "patterns"):
-        name = row["layer"], row["memory"]
-        triggers = [places[(*name, rank)] for rank in row["prefixes"] if (*name, rank) in places]
-        if triggers:
-            read = set.union(*(sentences[trigger["sentence"]] for trigger in triggers))
-            promoted = [token for token in values[name] if token in read and material.is_word(token)]
-            is_phrase = median(trigger["position"] for trigger in triggers) >= 5
-            held = -(row["precision"] or 0)
-            order = (row["kind"] != "semantic", len(row["prefixes"]) < 10, not is_phrase, held, -len(promoted))
-            found.append(((*order, -row["confidence"], *name, row["pattern"]), row["description"]))
-    order, description = min(found)
-    insight = only(full, "memory")
-    assert len({one[0][:5] for one in found}) > 1, "nothing to choose between"
-    assert insight.title.startswith(f"L{order[6]}N{order[7]} detects ")
-    assert insight.title.endswith(visible(description).removeprefix("about: "))
-    assert (order[4] == 0) == (not any("top tokens that occur in these sentences" in line for line in insight.lines))
+def test_a_silenced_memory_has_its_prompts_as_triggers_and_the_measured_effect(full: memlens.Index) -> None:
+    continued = {"continuation": " of a", "continuation_without": " is"}
+    write_rows(full, "silencing", silenced(1, 3.0, **continued) + silenced(2, 2.0, token=4))
+    first, second = select_findings(full)[:2]
+    assert first.title == "L2N1 promotes ' word3', which follows 6 of its 8 strongest triggers"
+    assert first.triggers == tuple((f"The {rank}", " river") for rank in range(3))
+    assert first.lines == ("without it, p falls 0.6 → 0.2; ' of a' becomes ' is'",)
+    assert second.lines == ("without it, p falls 0.6 → 0.2",)
+    command = ["memlens", "trace", str(full.folder), "The 0 river", "--token", " word3", "--set", "L2N1=0"]
+    assert shlex.split(first.command) == command
 
 
-def test_the_rarest_memory_fires_on_the_fewest_prefixes(bare: memlens.Index) -> None:
-    filled = Counter((row["layer"], row["memory"]) for row in rows_of(bare, "triggers") if row["end"] == "top")
-    alive = [row for row in rows_of(bare, "memories") if filled[row["layer"], row["memory"]] >= 5]
-    rarest = min(alive, key=lambda row: (row["frequency"], row["layer"], row["memory"]))
-    title = only(bare, "rarest").title
-    assert title.startswith(f"L{rarest['layer']}N{rarest['memory']} is rarely active: on ")
-    assert f"{rarest['frequency']:.2%}" in title
+def test_patterns_are_subjects_of_ten_triggers_first_then_by_auroc(bare: memlens.Index) -> None:
+    def pattern(memory: int, kind: str, auroc: float, same: float | None, count: int = 10) -> dict[str, Any]:
+        row = {"layer": 1, "memory": memory, "pattern": f"p{memory}", "kind": kind, "description": "about: rivers"}
+        numbers = {"confidence": 1.0, "share": 0.1, "q": 0.0, "auroc": auroc, "auroc_same_token": same}
+        return row | numbers | {"prefixes": list(range(count))}
 
-
-def test_the_token_of_most_values_is_counted_and_its_command_lists_them(
-    bare: memlens.Index, capsys: pytest.CaptureFixture[str]
-) -> None:
-    times = Counter(row["argmax"] for row in rows_of(bare, "values"))
-    material = Material(bare)
-    words = [token for token in times if material.is_word(token)] or list(times)
-    best = min(words, key=lambda token: (-times[token], token))
-    insight = only(bare, "wanted")
-    assert insight.title.endswith(f"is the top token of {times[best]:,} values")
-    assert sum(one["rank"] == 0 for one in run_command(insight, capsys)["found"]) == times[best]
-
-
-def test_dead_memories_are_counted(bare: memlens.Index) -> None:
-    rows = rows_of(bare, "memories")
-    dead = sum(row["dead"] for row in rows)
-    every = f"All {len(rows):,} memories are active somewhere in this corpus"
-    assert only(bare, "dead").title.startswith(f"{dead:,} of {len(rows):,} memories" if dead else every)
-
-
-def refinement(rates: list[float]) -> list[dict[str, Any]]:
-    return [
-        {"layer": layer, "prefixes": 1000, "match": round(1000 * rate), "rate": rate, "low": rate, "high": rate}
-        | {"step": rate - rates[layer - 1] if layer else None}
-        for layer, rate in enumerate(rates)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("rates", "title", "crossed", "verdict"),
-    [
-        ([layer / 20 for layer in range(16)], "The", "layer 10 is the first layer", "appears"),
-        ([0.3] * 16, "Not here: The", "no layer", "does not appear"),
-    ],
-)
-def test_where_predictions_settle_is_read_off_the_table(
-    full: memlens.Index, rates: list[float], title: str, crossed: str, verdict: str
-) -> None:
-    write_rows(full, "refinement", refinement(rates))
-    insight = only(full, "settling")
-    assert insight.title == f"{title} prediction settles layer by layer"
-    assert f"{rates[0]:.1%} in layer 0" in insight.lines[0] and f"{rates[-1]:.1%} in layer 15" in insight.lines[0]
-    assert insight.lines[1] == (
-        f"{crossed} in which more than half of the residuals predict the final token (95% interval)"
-    )
-    assert f"verdict: {verdict}" in insight.lines
-
-
-def test_the_share_of_compositions_is_the_mean_over_layers(full: memlens.Index) -> None:
     rows = [
-        {"layer": n, "prefixes": 100, "zero": n, "rate": n / 100, "zero_active": n, "rate_active": n / 50}
-        for n in range(16)
+        pattern(0, "shallow", 1.0, None),  # a wording
+        pattern(1, "semantic", 0.9, 0.6),
+        pattern(2, "semantic", 0.8, 0.7),
+        pattern(3, "semantic", 0.7, 0.9),  # below the least AUROC
+        pattern(4, "semantic", 0.9, 0.9, count=9),
+        pattern(5, "next", 1.0, 1.0),
     ]
-    write_rows(full, "composition", rows)
-    assert only(full, "composition").title.startswith("7.5% of layer outputs")
-    assert only(full, "composition").lines[0] == "outputs that match no active memory: 15.0%"
+    write_rows(bare, "patterns", rows, folder="")
+    findings = select_findings(bare)
+    assert [finding.memory for finding in findings] == ["L1N2", "L1N1", "L1N4"]
+    assert findings[0].title == "L1N2 detects a subject: rivers"
+    triggers = bare.triggers("L1N2")
+    assert findings[0].triggers == tuple((trigger.before, trigger.token) for trigger in triggers[:3])
+    count = len(triggers)
+    assert findings[0].lines == (f"shared by 10 of its {count} triggers; held-out AUROC 0.80 (0.70, same last tokens)",)
 
 
-def test_what_is_no_word_is_passed_over_only_while_there_are_words(bare: memlens.Index) -> None:
-    material = Material(bare)
-    material.__dict__["_frequent_tokens"], material.__dict__["_corpus_tokens"] = {2}, set(range(6))
-    bare.__dict__["vocabulary"] = [" river", ",", " the", "ing", " 1990", " sea", " Antar"]
-    assert [material.is_word(token) for token in range(7)] == [True, False, False, False, False, True, False]
-    rows: list[dict[str, Any]] = [{"token": token} for token in (1, 2, 5, 0)]
-    assert material.first_word(rows, lambda row: row["token"]) == {"token": 5}
-    assert material.first_word(rows[:2], lambda row: row["token"]) == {"token": 1}
-    assert material.first_word([], lambda row: row["token"]) is None
-    material = Material(bare)
-    material.__dict__["_frequent_tokens"], material.__dict__["_corpus_tokens"] = set(), {0, 1, 2}
-    bare.__dict__["vocabulary"] = ["river", ",", "sea"]  # without spaces
-    assert [material.is_word(token) for token in range(3)] == [True, False, True]
+def test_a_claim_has_its_curve_next_to_the_papers(full: memlens.Index) -> None:
+    claims = [finding for finding in select_findings(full) if finding.curve and finding.curve.published]
+    assert claims
+    for finding in claims:
+        curve = finding.curve
+        assert curve is not None and len(curve.numbers) == len(curve.published) == 16
+        assert curve.ends[0] and curve.published_ends[1]
+        assert finding.title.startswith(finding.verdict.capitalize() + ": ")
+
+
+def test_without_patterns_and_experiments_there_is_no_finding(bare: memlens.Index) -> None:
+    assert select_findings(bare) == []
+    assert describe_verdicts(count_verdicts(Tables(bare))) == "No claim of the paper was tested yet."
+
+
+def test_claims_fill_the_list_if_there_are_no_memories(bare: memlens.Index) -> None:
+    for name, rows in like_the_paper(bare).items():
+        write_rows(bare, name, rows)
+    assert [finding.name.split()[0] for finding in select_findings(bare)] == ["claim"] * 5
+
+
+def test_claims_that_were_not_tested_are_not_counted(full: memlens.Index) -> None:
+    verdicts = [judged.judgement.verdict for judged in Tables(full).judge() if judged.judgement]
+    counts = count_verdicts(Tables(full))
+    assert NOT_JUDGED in verdicts and NOT_JUDGED not in counts
+    assert counts[APPEARS] == verdicts.count(APPEARS)
+    assert describe_verdicts(counts).startswith(f"Of {sum(counts.values())} claims of the paper that were tested: ")
 
 
 def test_commands_can_be_pasted_whatever_the_folder_is_called(
@@ -183,10 +109,9 @@ def test_commands_can_be_pasted_whatever_the_folder_is_called(
 ) -> None:
     folder = full.folder.with_name("an index; with $signs")
     full.folder.rename(folder)
-    index = memlens.open_index(folder)
-    for insight in find_all(index):
-        assert shlex.split(insight.command)[::2][:2] == ["memlens", str(folder)]
-    about_memories = list(find(index, "right", "rarest", "wanted", "dead"))
-    for insight in about_memories:
-        assert main(shlex.split(insight.command)[1:]) == 0 and capsys.readouterr().out, insight.command
-    assert len(about_memories) >= 3
+    findings = select_findings(memlens.open_index(folder))
+    assert all(shlex.split(finding.command)[::2][:2] == ["memlens", str(folder)] for finding in findings)
+    shown = [finding for finding in findings if finding.name.startswith("pattern")]
+    for finding in shown:
+        assert main(shlex.split(finding.command)[1:]) == 0 and finding.memory in capsys.readouterr().out
+    assert shown

@@ -39,13 +39,14 @@ from memlens.cli.options import (
 from memlens.cli.screen import ProgressBar, Screen, command_line
 from memlens.errors import SettingError
 from memlens.settings import CorpusSettings, RunSettings, SampleSettings, ScanSettings, ValueSettings
-from memlens.text import curve, duration, visible
+from memlens.text import curve, cut_left, duration, visible
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from memlens.experiments.experiment import Experiment, Picture, Row, Rows, Write
     from memlens.pipeline import Analysis, Demo, SmallerSample, Stage, StageWatcher
+    from memlens.reports.findings import Finding
 
 _NAMED = 4  # maximum number of experiments to list by name
 
@@ -125,7 +126,9 @@ def demo(screen: Screen, out: str, serve: bool, port: int, resume: bool) -> None
     if screen.as_json:
         screen.json(_demo_json(result))
     else:
-        _print_demo(screen, result)
+        for line in _describe_samples(result.smaller):
+            screen.note(line)
+        _print_analysis(screen, result)
     if serve:
         open_workbench(screen, str(result.index.folder), "bundled", port=port)
 
@@ -165,39 +168,9 @@ def _analysis_json(analysis: Analysis) -> dict[str, Any]:
         "report": str(analysis.report),
         "stages": stages,
         "scan": summarize(analysis.index),
+        "findings": [asdict(finding) for finding in analysis.findings],
+        "verdicts": analysis.verdicts,
     }
-
-
-def _print_analysis(screen: Screen, analysis: Analysis) -> None:
-    """Print each experiment's curve over the layers next to the paper's curve, then the path of the report."""
-    from memlens.experiments.run import EXPERIMENTS
-    from memlens.reports.findings import find
-
-    index, rows = analysis.index, []
-    for name, experiment in EXPERIMENTS.items():
-        if experiment.picture is None or not index.has(f"experiments/{name}"):
-            continue
-        published = experiment.tables[0].published()
-        ours = experiment.picture.headline(index.table(f"experiments/{name}").to_pylist())
-        theirs = experiment.picture.headline(published) if published else []
-        for place, (label, numbers, write) in enumerate(ours):
-            paper = theirs[place][1] if theirs and any(theirs[place][1]) else []
-            rows.append([name if place == 0 else "", label, *_curve_cells(numbers, write), *_curve_cells(paper, write)])
-    heads = ["experiment", "measure", "by layer", "peak", "in the paper", "peak "]
-    screen.table(heads, rows, optional=["peak ", "in the paper"])
-    screen.result()
-    screen.facts({"report": str(analysis.report)})
-    findings = find(index, "memory")
-    command = findings[0].command if findings else command_line("show", index.folder, suggest_memory(index))
-    screen.note(f"next: {visible(command)}")
-
-
-def _curve_cells(numbers: Sequence[float | None], write: Write) -> tuple[Text, Text]:
-    """Return two table cells: the curve, and its value that is largest in absolute terms."""
-    measured = [value for value in numbers if value is not None]
-    if not measured:
-        return Text(""), Text("")
-    return Text(curve(numbers, 16), "cyan"), Text(write(max(measured, key=abs)))
 
 
 def _demo_json(demo: Demo) -> dict[str, Any]:
@@ -211,28 +184,50 @@ def _demo_json(demo: Demo) -> dict[str, Any]:
     }
 
 
-def _print_demo(screen: Screen, demo: Demo) -> None:
-    """Print the findings with their commands, the samples that were reduced, and the commands to run next."""
-    from memlens.experiments.experiment import UNTESTED
+def _print_analysis(screen: Screen, analysis: Analysis) -> None:
+    """Print the findings, the verdicts on the claims of the paper, and what to do next."""
+    from memlens.reports.findings import describe_verdicts
 
-    for place, finding in enumerate(demo.findings, 1):
-        screen.paragraph(Text.assemble((f"{place}. ", "dim"), (visible(finding.title), "bold")))
-        for line in finding.lines:
-            screen.paragraph(Text(visible(line)), indent=3)
-        screen.result(Text.assemble(("   $ ", "dim"), (visible(finding.command), "cyan")))
-        screen.result()
-    for line in _describe_samples(demo.smaller):
-        screen.note(line)
-    tested = {verdict: count for verdict, count in demo.verdicts.items() if verdict not in UNTESTED}
-    counts = ", ".join(f"{count} “{verdict}”" for verdict, count in tested.items())
-    screen.paragraph(f"Of {sum(tested.values())} claims of the paper that were tested: {counts}.")
+    for place, finding in enumerate(analysis.findings, 1):
+        _print_finding(screen, place, finding)
+    screen.result()
+    screen.paragraph(describe_verdicts(analysis.verdicts))
     screen.facts(
         {
-            "report": f"{demo.report}  all charts next to those of the paper",
-            "browse": f"{command_line('serve', demo.index.folder)}  search, trace and edit memories",
+            "read": str(analysis.report),
+            "browse": command_line("serve", analysis.index.folder),
             "your model": "memlens analyze gpt2 my-texts/ -o my-index",
         }
     )
+    memory = next((finding.memory for finding in analysis.findings if finding.memory), None)
+    command = command_line("show", analysis.index.folder, memory or suggest_memory(analysis.index))
+    screen.note(f"next: {visible(command)}")
+
+
+def _print_finding(screen: Screen, place: int, finding: Finding) -> None:
+    """Print a finding on at most six lines of 80 columns, unless its numbers or its command are longer."""
+    room = screen.out.width - 3
+    screen.paragraph(Text.assemble((f"{place}. ", "dim"), (visible(finding.title), "bold")))
+    for before, token in finding.triggers:
+        last = f"[{visible(token)}]" if token == token.lstrip() else f" [{visible(token.lstrip())}]"
+        line = cut_left(visible(before) + last, room)
+        screen.result(Text.assemble("   ", line.removesuffix(last), (last, "bold")))
+    if finding.curve is not None:
+        ours, theirs = finding.curve.numbers, finding.curve.published
+        curves = [_describe_curve(finding.curve.label, ours, finding.curve.ends, theirs)]
+        if theirs:
+            curves += [Text("; "), _describe_curve("paper", theirs, finding.curve.published_ends, ours)]
+        screen.result(Text.assemble("   ", *curves))
+    for sentence in finding.lines:
+        screen.paragraph(Text(visible(sentence)), indent=3)
+    screen.result(Text.assemble(("   $ ", "dim"), (visible(finding.command), "cyan")))
+
+
+def _describe_curve(
+    name: str, numbers: Sequence[float | None], ends: tuple[str, str], beside: Sequence[float | None]
+) -> Text:
+    """Return a curve between its first and last number. The scale is shared with `beside`."""
+    return Text.assemble(f"{name} {ends[0]} ", (curve(numbers, 16, beside), "cyan"), f" {ends[1]}")
 
 
 def _describe_samples(samples: tuple[SmallerSample, ...]) -> list[str]:
@@ -241,7 +236,8 @@ def _describe_samples(samples: tuple[SmallerSample, ...]) -> list[str]:
     for sample in samples:
         by_size.setdefault((sample.counts, sample.here, sample.default), []).append(sample.experiment)
     return [
-        f"to save time, {', '.join(names)} used only {here:,} {counts} (default: {default:,})"
+        f"to save time, {', '.join(names) if len(names) <= _NAMED else f'{len(names)} experiments'} used only {here:,} "
+        f"{counts} (default: {default:,})"
         for (counts, here, default), names in by_size.items()
     ]
 

@@ -60,7 +60,7 @@ class ChangeCard:
     before: str
     after: str
     cosine: float | None
-    memories: list[str]  # memories with the strongest pushes
+    memories: list[str]  # memories with the largest effects
     verdicts: str = ""  # number of people who judged the words related or distant
 
 

@@ -12,7 +12,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -40,7 +40,6 @@ from memlens.experiments.experiment import (
     SAME,
     UNCLEAR,
     UNCOMPARED,
-    UNTESTED,
     JudgedClaim,
     Panel,
 )
@@ -52,14 +51,23 @@ from memlens.index.memory import LayerRouting, read_routing
 from memlens.index.reader import Index
 from memlens.progress import Progress, no_progress
 from memlens.reports import galleries
-from memlens.reports.findings import Insight, find
+from memlens.reports.findings import Finding, count_verdicts, select_findings
+from memlens.reports.pictures import (
+    ClaimMark,
+    MemoryPicture,
+    PromptPicture,
+    describe_text,
+    mark_claim,
+    picture_memory,
+    picture_prompt,
+    picture_roles,
+)
 from memlens.reports.sections import RoleSection, Section, Tables, make_sections, role_section
 from memlens.text import cell, harmless_cell, token, visible
 
 _PACKAGE = "memlens.reports"
 _GENERATOR = b'<meta name="generator" content="memlens">'  # one of the first lines of report.html.j2
 _SNIPPET = "window.vegaEmbed = vegaEmbed;"
-_FINDINGS = ("memory", "right", "depth", "settling", "composition", "dead")  # findings at the top of the page
 _MEMORY = re.compile(r"\bL\d+(?:[ES]\d+)?N\d+\b")
 VERDICTS = {
     APPEARS: ("yes", "✓"),
@@ -90,7 +98,7 @@ class Report:
 
     index: Index
     tables: Tables
-    findings: list[Insight]
+    findings: list[Finding]
     sections: list[Section]
     claims: list[JudgedClaim]
     values: list[galleries.ValueCard] | None
@@ -101,10 +109,15 @@ class Report:
     dead_charts: list[Panel]
     routing: list[LayerRouting]  # empty for a model without experts
     roles: RoleSection | None
+    role_charts: list[Panel]
+    memory: MemoryPicture | None
+    prompt: PromptPicture | None
 
     @property
     def charts(self) -> list[Panel]:
-        return [chart for section in self.sections for chart in section.charts] + self.dead_charts
+        pictures = [picture.panel for picture in (self.memory, self.prompt) if picture and picture.panel]
+        charts = [chart for section in self.sections for chart in section.charts]
+        return pictures + charts + self.dead_charts + self.role_charts
 
     def data(self) -> dict[str, pa.Table]:
         """Return the tables of all sections and charts, by file name."""
@@ -176,10 +189,11 @@ def gather(index: Index) -> Report:
     """Compute the content of the report."""
     tables = Tables(index)
     dead = galleries.dead_memories(index)
+    findings, roles = select_findings(index, tables), role_section(index)
     return Report(
         index,
         tables,
-        find(index, *_FINDINGS),
+        findings,
         make_sections(tables),
         tables.judge(),
         galleries.predictive_values(index, tables),
@@ -189,7 +203,10 @@ def gather(index: Index) -> Report:
         dead,
         _draw_dead(dead, tables.layers),
         read_routing(index),
-        role_section(index),
+        roles,
+        picture_roles(roles.by_layer, [row.role for row in roles.roles]) if roles else [],
+        picture_memory(index, findings),
+        picture_prompt(index),
     )
 
 
@@ -208,7 +225,6 @@ def render(report: Report, bundle: str) -> str:
     """Return the page."""
     script = read_template(_PACKAGE, "report.js")
     manifest = report.index.manifest
-    verdicts = [judged.judgement.verdict for judged in report.claims if judged.judgement]
     environment = template_environment(_PACKAGE)
     environment.filters["memories"] = _name_memories
     return environment.get_template("report.html.j2").render(
@@ -221,8 +237,11 @@ def render(report: Report, bundle: str) -> str:
         dead_total=sum(layer.dead for layer in report.dead),
         unreached_total=sum(layer.unreached for layer in report.routing),
         verdicts=VERDICTS,
-        verdict_counts={verdict: verdicts.count(verdict) for verdict in VERDICTS},
-        untested=UNTESTED,
+        verdict_counts=count_verdicts(report.tables),
+        sparkline=sparkline,
+        marks={judged.claim.slug: mark_claim(judged) for judged in report.claims},
+        mark_at=ClaimMark.place,
+        text_amount=describe_text(report.index),
         missing=[section for section in report.sections if not section.is_present],
         parts=list(dict.fromkeys(section.part for section in report.sections)),
         passes=report.tables.passes(),
@@ -245,6 +264,17 @@ def render(report: Report, bundle: str) -> str:
             }
         ),
     )
+
+
+def sparkline(numbers: Sequence[float | None], beside: Sequence[float | None]) -> list[tuple[float, float]]:
+    """Return the points of a curve in a box of 100 x 20. The scale includes 0 and the numbers of `beside`."""
+    heights = [value for value in [*numbers, *beside, 0.0] if value is not None]
+    low, high = min(heights), max(heights)
+    return [
+        (round(100 * (place + 0.5) / len(numbers), 1), round(19 - 18 * (value - low) / ((high - low) or 1), 1))
+        for place, value in enumerate(numbers)
+        if value is not None
+    ]
 
 
 def _name_memories(text: str) -> Markup:
