@@ -2,10 +2,12 @@
 
 Inside `FakeDevices`, tensors can be on "mps:0", "mps:1", ... They behave like tensors of a real device: operations on
 tensors of different devices fail, and so does access from numpy. With `rejects_float64`, they have no float64, as on
-Apple's GPUs.
+Apple's GPUs. `waits` counts how often the CPU would wait for the device.
 """
 
+from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -14,6 +16,16 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_map, tree_map_only
 
 KIND = "mps"
+# operations whose result the CPU needs, or whose output has a size that the CPU must know
+WAITING = (
+    "_local_scalar_dense",
+    "nonzero.default",
+    "masked_select",
+    "unique",
+    "bincount",
+    "is_nonzero",
+    "equal.default",
+)
 
 
 class DeviceTensor(Tensor):
@@ -36,6 +48,7 @@ class DeviceTensor(Tensor):
         return self.place
 
     def tolist(self) -> Any:
+        FakeDevices.waits += 1
         return self.inner.tolist()
 
     def untyped_storage(self) -> Any:
@@ -62,13 +75,19 @@ class FakeDevices(TorchFunctionMode):
     through `_Operations`.
     """
 
+    waits = 0  # since the latest context was entered
+
     def __init__(self, rejects_float64: bool = True) -> None:
         super().__init__()
         self.rejects_float64 = rejects_float64
 
     def __enter__(self) -> "FakeDevices":
+        FakeDevices.waits = 0
         self._replaces = torch.__future__.get_overwrite_module_params_on_conversion()
         torch.__future__.set_overwrite_module_params_on_conversion(True)  # parameters cannot change their device
+        self._patches = ExitStack()
+        self._patches.enter_context(patch("memlens.models.huggingface._check_plain_weights"))  # these reject subclasses
+        self._patches.enter_context(patch("torch.inference_mode", torch.no_grad))
         self._operations = _Operations(self.rejects_float64)
         self._operations.__enter__()
         super().__enter__()
@@ -77,10 +96,14 @@ class FakeDevices(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._operations.__exit__(*error)
+        self._patches.close()
         torch.__future__.set_overwrite_module_params_on_conversion(self._replaces)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in (torch.tensor, torch.as_tensor) and (device := kwargs.pop("device", None)) is not None:
+            tensor = func(*args, **kwargs)
+            return self._copy(tensor, torch.device(device), tensor.dtype)
         if func is Tensor.cpu:
             return self._copy(args[0], torch.device("cpu"), args[0].dtype)
         if func is Tensor.to:
@@ -99,6 +122,7 @@ class FakeDevices(TorchFunctionMode):
         inner = tensor.inner if isinstance(tensor, DeviceTensor) else tensor.detach()
         copied = inner.to(dtype) if inner.dtype != dtype else inner.clone()
         if device.type == "cpu":
+            FakeDevices.waits += 1
             return copied
         check_dtype(copied, self.rejects_float64)
         return DeviceTensor(copied, device)
@@ -116,6 +140,13 @@ class _Operations(TorchDispatchMode):
 def check_dtype(tensor: Tensor, rejects_float64: bool) -> None:
     if rejects_float64 and tensor.dtype in (torch.float64, torch.complex128):
         raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64.")
+
+
+def waits_for_device(func: Any, args: Any) -> bool:
+    """Return True if an operation would make the CPU wait for the device of its arguments."""
+    is_index = str(func).startswith("aten.index.") or str(func).startswith("aten.index_put")
+    is_mask = is_index and any(torch.is_tensor(one) and one.dtype == torch.bool for one in args[1])
+    return is_mask or any(name in str(func) for name in WAITING)
 
 
 def run(func: Any, args: Any, kwargs: dict[str, Any], rejects_float64: bool) -> Any:
@@ -143,6 +174,8 @@ def run(func: Any, args: Any, kwargs: dict[str, Any], rejects_float64: bool) -> 
         own_kwargs.pop("pin_memory", None)
     if func is torch.ops.aten.copy_.default:
         target = args[0].place if isinstance(args[0], DeviceTensor) else torch.device("cpu")
+    if places and waits_for_device(func, args):
+        FakeDevices.waits += 1
     output = func(*own_args, **own_kwargs)
     if target.type != KIND:
         return output

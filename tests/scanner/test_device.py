@@ -7,15 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._inductor.exc import InductorError
+from torch._inductor.graph import GraphLowering
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fake_device import FakeDevices
 from memlens.corpus.sentences import ScanSentence
 from memlens.errors import ModelError
 from memlens.models.groups import RoutedBlock
 from memlens.models.load import load
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner import device, scan
-from memlens.scanner.kernels import UNIT
+from memlens.scanner.kernels import BUCKETS, UNIT
 from memlens.scanner.scan import ScanBatch, Scanner, bos_to_feed, plan_batches
 from memlens.scanner.state import ScanState
 from memlens.settings import ScanSettings
@@ -195,35 +198,47 @@ def test_first_places_are_the_same_without_torchs_own_function() -> None:
         assert device._first_places_by_sums(mask, count).tolist() == padded
 
 
-# --- bytes moved and waiting ------------------------------------------------------------------------------------------
+# --- on a fake device -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_device_waits_once_per_batch_and_has_no_float64(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, tokenizer = make_settings(), tiny_tokenizer()
+    expected_model = load(tiny_model(family), tokenizer=tokenizer, prove=False)
+    batches = make_batches(expected_model, settings)
+    expected = scan_on_device(expected_model, settings, batches)
+    waits, run_batch = list[int](), device.DeviceScan._run
+
+    def count_waits(self: Any, batch: Any, *again: Any) -> Any:
+        before = FakeDevices.waits
+        self.model.run_body(batch.tokens)
+        of_model = FakeDevices.waits - before  # the masks of transformers wait for the device
+        received = run_batch(self, batch, *again)
+        waits.append(FakeDevices.waits - before - 2 * of_model)
+        return received
+
+    monkeypatch.setattr(device.DeviceScan, "_run", count_waits)
+    with FakeDevices():
+        model = load(tiny_model(family).to("mps"), tokenizer=tokenizer, prove=False)
+        actual = scan_on_device(model, settings, batches)
+    assert_same_state(actual, expected)
+    assert set(waits) == {1}
+
+
+# --- passes over the block --------------------------------------------------------------------------------------------
 
 
 class Traffic(TorchDispatchMode):
-    """Adds up the bytes that operations read and write, and counts those that wait for a device."""
-
-    WAITING = (
-        "_local_scalar_dense",
-        "nonzero.default",
-        "masked_select",
-        "unique",
-        "bincount",
-        "is_nonzero",
-        "equal.default",
-    )
+    """Adds up the bytes that operations read and write."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes = self.waits = 0
-        self.is_counting = True
+        self.bytes, self.is_counting = 0, True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        if not self.is_counting:
-            return output
-        is_mask = str(func).startswith("aten.index.") and any(torch.bool == one.dtype for one in tensors_of(args[1]))
-        self.waits += is_mask or any(name in str(func) for name in self.WAITING)
         returned = func._schema.returns
-        if any(one.alias_info is not None and not one.alias_info.is_write for one in returned):
+        if not self.is_counting or any(one.alias_info is not None and not one.alias_info.is_write for one in returned):
             return output  # a view moves nothing
         outputs = [one for one in (output if isinstance(output, (tuple, list)) else [output]) if torch.is_tensor(one)]
         inputs = list(tensors_of([*args, *(kwargs or {}).values()]))
@@ -243,3 +258,52 @@ def tensors_of(values: Any) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from tensors_of(value)
+
+
+def compiled_bytes(arguments: Any) -> int:
+    """Return the bytes that strip_statistics reads and writes after fusion, by the count of torch.compile."""
+    counts = list[int]()
+
+    class CountedError(Exception):
+        pass
+
+    def count(graph: GraphLowering) -> None:
+        graph._update_scheduler()
+        counts.append(graph.count_bytes()[0])
+        raise CountedError
+
+    torch._dynamo.reset()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(InductorError, match="CountedError"):
+        patch.setattr(GraphLowering, "codegen", count)
+        torch.compile(device.strip_statistics, dynamic=False, options=device.FUSION)(*arguments)
+    return counts[0]
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [("gpt2", {"n_inner": 1024}), ("llama", {"intermediate_size": 1024}), ("mixtral", {"intermediate_size": 512})],
+)
+def test_a_layer_takes_at_most_eight_passes_over_its_block(
+    family: str, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, traffic = make_settings(top=50), Traffic()
+    monkeypatch.setattr(device, "_ROOM", 64)  # the block of a large model is 20 times as large
+    model = load(tiny_model(family, **sizes).to(torch.bfloat16), tokenizer=tiny_tokenizer(), prove=False)
+    state, layer = ScanState.start(model, [1], settings), model.layers[1]
+    source = device.Source(state.layers[1], layer.groups)
+    count = 4096 * (2 if source.is_routed else 1)
+    block = torch.randn(count, source.size).to(torch.bfloat16)
+    gates = torch.randn(count, source.size).to(torch.bfloat16) if source.gated else None
+    keys = torch.arange(count) % (source.experts * BUCKETS)
+    source.take_thresholds()
+    source.thresholds[:, :-1] = 3.5  # few coefficients reach it
+    keeps_bottom = state.layers[1].triggers.keeps_bottom
+    with torch.inference_mode(), traffic:
+        strips = device.make_strips(keys, source.experts * BUCKETS, device.ROWS)
+        traffic.is_counting = False
+        arguments = block, gates, strips, source.thresholds, keeps_bottom
+        statistics = device.strip_statistics(*arguments)
+        traffic.is_counting = True
+        source.add(statistics, strips)
+        source.find_hits(block, gates, statistics.reaches, strips, torch.arange(count))
+    assert (traffic.bytes + compiled_bytes(arguments)) / block.nbytes <= 8

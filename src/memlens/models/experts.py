@@ -238,12 +238,12 @@ def _run_one_by_one(
     experts: Any, taps: _Taps, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
     output = torch.zeros_like(hidden_states)
-    with torch.no_grad():
-        selected = nn.functional.one_hot(top_k_index, num_classes=experts.num_experts + 1).permute(2, 1, 0)
-        routed_experts = torch.greater(selected.sum(dim=(-1, -2)), 0).nonzero()[:, 0].tolist()
+    numbers = torch.arange(experts.num_experts, device=top_k_index.device)
+    selected = numbers[:, None, None] == top_k_index.T  # [experts, k, tokens]
+    routed_experts = selected.flatten(1).any(1).nonzero()[:, 0].tolist()
     edited_experts = range(experts.num_experts) if taps.edits else ()
     inward = "gate_up_proj" if experts.has_gate else "up_proj"
-    for expert in sorted({*routed_experts, *edited_experts} - {experts.num_experts}):
+    for expert in sorted({*routed_experts, *edited_experts}):
         place, rows = torch.where(selected[expert])
         # products with the keys, or with gate and up: [n, size or 2 * size]
         inner = _affine(experts, inward, expert, hidden_states[rows])

@@ -2,11 +2,13 @@
 
 1. Sort the rows of a block by expert and range of positions, and cut them into strips of rows with the same expert and
    range (`make_strips`). The order is computed on the device, because the router decides there.
-2. One pass over the block gives maximum, minimum, sum and count of positive coefficients of each memory in each strip,
-   and the same for each sign quadrant of gated memories (`strip_statistics`). torch.compile makes it one kernel.
-3. Add them to totals of the layer on the device. Sums are whole numbers, so they do not depend on an order.
-4. Compare the extremes of strips with the thresholds of the lists. Only strips that reach one are read again. Their
-   prefixes are appended to a buffer of fixed size, with a counter (`Block.find_hits`).
+2. Compute maximum, minimum, sum and count of positive coefficients of each memory in each strip, and the same for each
+   sign quadrant of gated memories. Compare the extremes with the thresholds of the lists (`strip_statistics`). On CUDA,
+   torch.compile fuses these operations.
+3. Add the statistics to totals of the layer on the device (`Source.add`). Sums are whole numbers, so they do not depend
+   on an order.
+4. Only strips that reach a threshold are read again. Their prefixes are appended to a buffer of fixed size, with a
+   counter (`Source.find_hits`).
 5. After the batch, all buffers of a device are copied to the CPU at once, on another stream. While the device computes
    the next batches, a thread inserts the prefixes into the lists and computes new thresholds.
 
@@ -51,6 +53,9 @@ _WAITING = 2  # batches that may wait for their insertion
 _ROOM = 1024  # least number of strips that a buffer has room for
 _FRACTION = 2**24  # parts of a UNIT in sums
 _LARGEST = 2.0**62 * UNIT  # sums beyond this are rejected
+# limits of torch.compile for computing an intermediate result again instead of storing it
+FUSION = {"realize_reads_threshold": 64, "realize_opcount_threshold": 1000, "realize_acc_reads_threshold": 64}
+_EXACT = ("highest", "lowest", "fired", "quadrants", "reaches")  # statistics that do not depend on the order of sums
 _SMALLEST_SCORE = np.float32(1e-45)
 
 
@@ -59,7 +64,6 @@ class Strips(NamedTuple):
 
     rows: Tensor  # [strips, ROWS]: row of the block; the last row of a group is repeated until its strip is full
     is_row: Tensor  # [strips, ROWS]: False where a row is repeated
-    padding: Tensor  # [strips]: number of repeated rows
     groups: Tensor  # [strips]: expert * BUCKETS + range of positions
     experts: Tensor  # [strips]
 
@@ -79,44 +83,70 @@ def make_strips(keys: Tensor, groups: int, height: int) -> Strips:
     is_row = places <= last
     rows = order[torch.minimum(places, last).clamp(0, count - 1)]
     experts = group.div(BUCKETS, rounding_mode="floor")
-    return Strips(rows, is_row, height - is_row.sum(1), group, experts)
+    return Strips(rows, is_row, group, experts)
 
 
 class StripStatistics(NamedTuple):
     """Statistics of the memories of a block in each strip, [strips, size]."""
 
-    highest: Tensor
-    lowest: Tensor
-    sums: Tensor  # float32
+    highest: Tensor  # float32
+    lowest: Tensor  # float32
+    units: Tensor  # int64: whole UNITs of the sum
+    parts: Tensor  # int64: the rest of the sum in parts of a UNIT
+    sizes: Tensor  # float32: |sum|
     fired: Tensor  # int32: number of positive coefficients
-    last: Tensor  # coefficients of the last row, which may be repeated
-    quadrants: tuple[Tensor, ...]  # extremes in the order of Quadrants; empty without gates
-    quadrant_counts: tuple[Tensor, ...]
-    last_quadrants: tuple[Tensor, ...]  # whether the last row is in the quadrant
+    quadrants: Tensor  # [4 or 0, strips, size] int32: number of coefficients in each quadrant
+    reaches: Tensor  # [kinds, strips, size]: whether a coefficient reaches the threshold of a kind
 
 
-def strip_statistics(block: Tensor, gates: Tensor | None, rows: Tensor) -> StripStatistics:
-    """Read the rows [strips, ROWS] of a block [n, size]. No operation of this function waits for the device."""
-    size = block.shape[1]
-    x = block.index_select(0, rows.reshape(-1)).view(*rows.shape, size)
-    last = x[:, -1].clone()
-    statistics = (*_extremes(x), x.sum(1, dtype=torch.float32), (x > 0).sum(1, dtype=torch.int32), last)
-    if gates is None:
-        return StripStatistics(*statistics, (), (), ())
-    is_open = gates.index_select(0, rows.reshape(-1)).view(*rows.shape, size) > 0
-    extremes: list[Tensor] = []
-    counts: list[Tensor] = []
-    lasts: list[Tensor] = []
-    for half in (torch.where(is_open, x, 0), torch.where(is_open, 0, x)):
-        extremes += _extremes(half)
-        counts += [(half > 0).sum(1, dtype=torch.int32), (half < 0).sum(1, dtype=torch.int32)]
-        lasts += [half[:, -1] > 0, half[:, -1] < 0]
-    return StripStatistics(*statistics, tuple(extremes), tuple(counts), tuple(lasts))
+def strip_statistics(
+    block: Tensor, gates: Tensor | None, strips: Strips, thresholds: Tensor, keeps_bottom: bool
+) -> StripStatistics:
+    """Read the strips of a block [n, size]. No operation of this function waits for the device.
+
+    Args:
+        block: The coefficients.
+        gates: The gates [n, size], or None if quadrants are not kept.
+        strips: The strips of the block.
+        thresholds: Thresholds of each kind, [kinds, experts + 1, size] (see `Source`).
+        keeps_bottom: Whether the second kind is the bottom end.
+    """
+    shape = (*strips.rows.shape, block.shape[1])
+    x = block.index_select(0, strips.rows.reshape(-1)).view(shape)
+    own = torch.where(strips.is_row[:, :, None], x, 0)  # repeated rows do not count
+    sums, fired = own.sum(1, dtype=torch.float32), (own > 0).sum(1, dtype=torch.int32)
+    lowest, highest = x.amin(1).float(), x.amax(1).float()
+    scores, quadrants = [highest, *([-lowest] if keeps_bottom else [])], list[Tensor]()
+    if gates is not None:
+        is_open = gates.index_select(0, strips.rows.reshape(-1)).view(shape) > 0
+        for half in (torch.where(is_open, own, 0), torch.where(is_open, 0, own)):
+            scores += [half.amax(1).float(), -half.amin(1).float()]
+            quadrants += [(half > 0).sum(1, dtype=torch.int32), (half < 0).sum(1, dtype=torch.int32)]
+    reaches = [score >= own.index_select(0, strips.experts) for score, own in zip(scores, thresholds, strict=True)]
+    counts = torch.stack(quadrants) if quadrants else fired[:0]
+    return StripStatistics(highest, lowest, *_split_units(sums), sums.abs(), fired, counts, torch.stack(reaches))
 
 
-def _extremes(x: Tensor) -> tuple[Tensor, Tensor]:
-    lowest, highest = torch.aminmax(x, dim=1)
-    return highest, lowest
+@cache
+def strip_reader(device: torch.device) -> Callable[..., StripStatistics]:
+    """Return `strip_statistics`, compiled if the device is a GPU on which torch.compile works."""
+    return compile_reader(device) or strip_statistics if device.type == "cuda" else strip_statistics
+
+
+def compile_reader(device: torch.device) -> Callable[..., StripStatistics] | None:
+    """Return `strip_statistics` compiled for a device, or None if this fails or gives other results on an example."""
+    compiled = torch.compile(strip_statistics, dynamic=True, options=FUSION)
+    random = torch.Generator().manual_seed(0)
+    block, gates = torch.randn(2, 100, 40, generator=random).to(device)
+    strips = make_strips(torch.arange(100, device=device) % BUCKETS, BUCKETS, ROWS)
+    arguments = block, gates, strips, torch.ones(6, 2, 40, device=device), True
+    try:
+        actual = compiled(*arguments)
+    except Exception:  # such as a missing compiler
+        return None
+    expected = strip_statistics(*arguments)
+    exact = [torch.equal(getattr(actual, name), getattr(expected, name)) for name in _EXACT]
+    return compiled if all(exact) else None
 
 
 class Hits(NamedTuple):
@@ -197,41 +227,30 @@ class Source:
 
     def add(self, statistics: StripStatistics, strips: Strips) -> None:
         """Add the statistics of a block to the totals."""
-        repeated = strips.padding[:, None].to(torch.int32)
-        self.fired.index_add_(0, strips.groups, statistics.fired - repeated * (statistics.last > 0))
-        for total, counts, lasts in zip(
-            self.quadrants, statistics.quadrant_counts, statistics.last_quadrants, strict=False
-        ):
-            total.index_add_(0, strips.experts, counts - repeated * lasts)
+        self.fired.index_add_(0, strips.groups, statistics.fired)
+        if self.gated:
+            self.quadrants.index_add_(1, strips.experts, statistics.quadrants)
         index = strips.experts[:, None].expand(-1, self.size)
-        self.highest.scatter_reduce_(0, index, statistics.highest.float(), "amax")
-        self.lowest.scatter_reduce_(0, index, statistics.lowest.float(), "amin")
-        whole, part = _split_units(statistics.sums)
-        last_whole, last_part = _split_units(statistics.last.float())
+        self.highest.scatter_reduce_(0, index, statistics.highest, "amax")
+        self.lowest.scatter_reduce_(0, index, statistics.lowest, "amin")
         units, parts = torch.zeros_like(self.units), torch.zeros_like(self.units)
-        units.index_add_(0, strips.experts, whole - repeated * last_whole)
-        parts.index_add_(0, strips.experts, part - repeated * last_part)
+        units.index_add_(0, strips.experts, statistics.units)
+        parts.index_add_(0, strips.experts, statistics.parts)
         self.units += _round_units(units, parts)
-        sizes = torch.zeros_like(self.sizes).index_add_(0, strips.experts, statistics.sums.abs())
+        sizes = torch.zeros_like(self.sizes).index_add_(0, strips.experts, statistics.sizes)
         self.sizes = torch.maximum(self.sizes, sizes)  # NaN if one of the two is
 
-    def find_hits(
-        self, block: Tensor, gates: Tensor | None, statistics: StripStatistics, strips: Strips, tokens: Tensor
-    ) -> Hits:
+    def find_hits(self, block: Tensor, gates: Tensor | None, reaches: Tensor, strips: Strips, tokens: Tensor) -> Hits:
         """Return the prefixes that reach a threshold. `tokens` [n] are the rows of the flattened batch."""
         room, height, size = self.room, strips.rows.shape[1], self.size
-        extremes = [statistics.highest, *([statistics.lowest] if self.scan.triggers.keeps_bottom else [])]
-        extremes += statistics.quadrants
-        signed = torch.stack([x if sign > 0 else -x for x, (sign, _, _) in zip(extremes, self.kinds(), strict=True)])
-        thresholds = self.thresholds.index_select(1, strips.experts)  # [kinds, strips, size]
-        reaches = signed >= thresholds
         pairs = first_places(reaches.view(-1), room)
         is_pair, pairs = pairs >= 0, pairs.clamp(min=0)
         column, strip = pairs % size, pairs.div(size, rounding_mode="floor") % len(strips.rows)
         kind = pairs.div(size * len(strips.rows), rounding_mode="floor")
+        thresholds = self.thresholds[kind, strips.experts[strip], column]
         rows = strips.rows[strip]  # [room, height]
         scores = self.signs[kind][:, None] * block[rows, column[:, None]].float()
-        is_hit = (scores >= thresholds.view(-1)[pairs][:, None]) & strips.is_row[strip] & is_pair[:, None]
+        is_hit = (scores >= thresholds[:, None]) & strips.is_row[strip] & is_pair[:, None]
         if gates is not None:
             quadrant = kind - (len(self.signs) - 4)
             is_open = gates[rows, column[:, None]] > 0
@@ -347,7 +366,8 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 def copy_to_host(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
     """Start copying tensors of one device to the CPU. Returns a function that waits for the copies and returns them."""
-    order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())  # so that all parts are aligned
+    filled = [i for i, tensor in enumerate(tensors) if tensor.numel()]
+    order = sorted(filled, key=lambda i: -tensors[i].element_size())  # so that all parts are aligned
     joined = torch.cat([tensors[i].reshape(-1).view(torch.uint8) for i in order])
     if joined.device.type == "cuda":
         stream = _copy_stream(joined.device)
@@ -362,7 +382,7 @@ def copy_to_host(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
 
     def receive() -> list[Tensor]:
         wait()
-        parts, first = [torch.empty(0)] * len(tensors), 0
+        parts, first = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors], 0
         for i in order:
             size = tensors[i].numel() * tensors[i].element_size()
             parts[i] = copied[first : first + size].view(tensors[i].dtype).view(tensors[i].shape)
@@ -454,8 +474,10 @@ class DeviceScan:
                     torch.where(own < BUCKETS, block.experts * BUCKETS + own, nothing), nothing, ROWS // 2
                 )
                 routing = (tokens, block.experts, block.weights.float())
-            statistics = strip_statistics(coefficients, gates, own_strips.rows)
-            hits = source.find_hits(coefficients, gates, statistics, own_strips, tokens)
+            statistics = strip_reader(source.device)(
+                coefficients, gates, own_strips, source.thresholds, source.scan.triggers.keeps_bottom
+            )
+            hits = source.find_hits(coefficients, gates, statistics.reaches, own_strips, tokens)
             sample = tuple[Tensor, ...]()
             if not again:
                 source.add(statistics, own_strips)
