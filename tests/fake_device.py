@@ -165,6 +165,10 @@ def run(func: Any, args: Any, kwargs: dict[str, Any], rejects_float64: bool) -> 
     own_args, own_kwargs = tree_map(unwrap, args), tree_map(unwrap, kwargs)
     target = places[0] if places else torch.device("cpu")
     is_copy = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+    if func is torch.ops.aten.index.Tensor and isinstance(args[0], DeviceTensor):
+        plain = []  # indices may be on the CPU
+    if func is torch.ops.aten.index_put.default:  # gradients of an index start from zeros that autograd creates
+        plain = [tensor for tensor in plain if tensor is not args[0]]
     if not is_copy and (len(set(places)) > 1 or (places and plain)):
         devices = sorted({str(place) for place in places} | ({"cpu"} if plain else set()))
         raise RuntimeError(f"Expected all tensors to be on the same device, but found {' and '.join(devices)} ({func})")

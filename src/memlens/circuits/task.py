@@ -47,6 +47,7 @@ from memlens.files import read_limited
 from memlens.memory import MemoryId
 from memlens.models.blocks import with_first_input
 from memlens.models.groups import MemoryGroup
+from memlens.models.lens import to_float64
 from memlens.models.memory_model import MemoryModel
 from memlens.progress import Progress, no_progress
 from memlens.settings import TaskSettings, split_options
@@ -247,7 +248,7 @@ def task_circuit(
     ranked = ranking[: curve[-1].size].tolist()
     size = (smallest or min(curve, key=lambda point: abs(point.share - _SHARE_WITHOUT_FAITHFUL))).size
     # the first token has no context, and some memories are large only at this token
-    averages = torch.cat([mean[1:].double().mean(0).cpu() for mean in means.values()])
+    averages = torch.cat([to_float64(mean[1:]).mean(0).cpu() for mean in means.values()])
     return TaskCircuit(
         pairs=len(training) + len(measured),
         held_out=len(measured),
@@ -312,7 +313,7 @@ def _batches(model: MemoryModel, encoded: Sequence[_Encoded]) -> list[_Batch]:
 def _check_ability(model: MemoryModel, batches: Sequence[_Batch]) -> float:
     """Return the share of pairs with a positive metric. Raises SettingError if the model cannot do the task."""
     metrics = torch.cat([batch.metric(_last_logits(model, batch.clean)) for batch in batches])
-    accuracy = float((metrics > 0).double().mean())
+    accuracy = int((metrics > 0).sum()) / len(metrics)
     if accuracy < _LEAST_ACCURACY or float(metrics.mean()) <= 0:
         raise SettingError(
             f"{model.name} prefers the clean answer in {accuracy:.0%} of {len(metrics)} pairs, so it cannot do this "
@@ -338,7 +339,7 @@ def _mean_coefficients(model: MemoryModel, batches: Sequence[_Batch]) -> dict[in
             model.run_body(batch.patch)
         for layer, m in recording.coefficients.items():
             total = sums.setdefault(layer, torch.zeros(longest, m.shape[2], dtype=torch.float64))
-            total[:length] += m.double().sum(0).cpu()
+            total[:length] += to_float64(m).sum(0).cpu()
     return {layer: (total / counts).to(model.device, model.dtype) for layer, total in sums.items()}
 
 
@@ -378,7 +379,7 @@ def _integrated_scores(model: MemoryModel, batch: _Batch, *, points: Sequence[fl
         states = inputs[0] + at * (inputs[1] - inputs[0])
         for layer, gradient in _gradients(model, batch, states).items():
             gradients[layer] += gradient / len(points)
-    return {layer: (gradients[layer] * change).sum((0, 1)).double() for layer, change in changes.items()}
+    return {layer: to_float64((gradients[layer] * change).sum((0, 1))).cpu() for layer, change in changes.items()}
 
 
 def _changes(model: MemoryModel, batch: _Batch) -> dict[int, Tensor]:
@@ -433,7 +434,7 @@ def _relevance_scores(model: MemoryModel, batch: _Batch) -> dict[int, Tensor]:
             gradients = frozen.gradients([frozen.target])
             check_conservation(model, frozen, gradients)
         for layer, change in changes.items():
-            sums[layer] += (change[row] * gradients.coefficients[layer]).sum(0).double().cpu()
+            sums[layer] += to_float64((change[row] * gradients.coefficients[layer]).sum(0)).cpu()
     return sums
 
 
@@ -526,7 +527,8 @@ class _HeldOut:
         """Return the metric of every pair. `kept` are flat numbers of memories."""
         mask = torch.zeros(sum(self.sizes))
         mask[kept] = 1
-        return torch.cat([_masked_metric(self.model, batch, mask, self.means) for batch in self.batches]).double().cpu()
+        metrics = [_masked_metric(self.model, batch, mask, self.means) for batch in self.batches]
+        return to_float64(torch.cat(metrics)).cpu()
 
     def faithfulness(self, kept: Tensor) -> tuple[float, float, float]:
         """Return the faithfulness of a set of memories and its 95% interval from a percentile bootstrap over pairs."""

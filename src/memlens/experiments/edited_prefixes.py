@@ -128,7 +128,7 @@ def run_edited(model: MemoryModel, batch: EditedBatch, threads: int) -> dict[int
         inside = np.flatnonzero((columns >= 0) & (columns < block.group.size))
         if len(inside):
             cells = tuple(torch.from_numpy(index[inside]) for index in (rows, positions, columns))
-            by_layer[layer][inside] = to_float64(block.everywhere()[cells]).numpy()
+            by_layer[layer][inside] = to_float64(block.everywhere()[cells]).cpu().numpy()
 
     with use_threads(threads), torch.inference_mode(), model.watch(take, sorted(batch.cells)):
         model.run_to(batch.deepest, torch.from_numpy(batch.tokens))

@@ -44,7 +44,7 @@ from memlens.experiments.prefixes import (
 )
 from memlens.index.reader import Index
 from memlens.models.decompose import LayerUse, LogitDecomposition, PositionStates, record_positions
-from memlens.models.lens import Lens
+from memlens.models.lens import Lens, to_float64
 from memlens.models.memory_model import MemoryModel
 from memlens.pool import Pool, SerialPool
 from memlens.progress import Progress, no_progress
@@ -444,7 +444,7 @@ class LayerReader:
     def _count_memories(self, layer: int, coefficients: Tensor, ffn: NDArray[np.int32]) -> Columns:
         """Return columns on active and effective memories, and on whether the layer's top token is that of a value."""
         sizes = coefficients.abs() * self.norms[layer]
-        total, length = sizes.sum(1).double(), torch.linalg.vector_norm(sizes, dim=1).double()
+        total, length = to_float64(sizes.sum(1)), to_float64(torch.linalg.vector_norm(sizes, dim=1))
         effective = (total / length.clamp_min(torch.finfo(torch.float32).tiny)).square()  # 0 if all coefficients are 0
         active = coefficients > 0  # [n, memories]
         is_promoted = self.promotes[layer][ffn]
@@ -468,7 +468,7 @@ class LayerReader:
         """
         added = self.decomposition.memories(layer, used, direction)  # [n, memories]
         most = min(TOP_MEMORIES[-1], added.shape[1])
-        running = added.topk(most, dim=1).values.clamp_min(0).double().cumsum(1)
+        running = to_float64(added.topk(most, dim=1).values.clamp_min(0)).cumsum(1)
         columns: Columns = {f"top{count}": _numbers(running[:, min(count, most) - 1]) for count in TOP_MEMORIES}
         columns |= {name: [None] * len(added) for name in kind_columns("active", "given")}
         groups = self.model.layers[layer].groups
@@ -478,7 +478,7 @@ class LayerReader:
             sizes = torch.tensor([groups[place].size for place in places], device=added.device)
             reached = ((used.weights[:, places] != 0) * sizes).sum(1).clamp_min(1)
             columns[f"{kind}_active"] = _numbers((used.coefficients[:, span] > 0).sum(1) / reached)
-            columns[f"{kind}_given"] = _numbers(added[:, span].double().sum(1))
+            columns[f"{kind}_given"] = _numbers(to_float64(added[:, span]).sum(1))
         return columns
 
     def _list_memories(self, layer: int, positions: PositionStates, columns: Columns) -> Columns:
@@ -526,4 +526,4 @@ def _list_strongest_(
 
 
 def _numbers(tensor: Tensor) -> NDArray[np.float64]:
-    return tensor.double().cpu().numpy()
+    return to_float64(tensor).cpu().numpy()

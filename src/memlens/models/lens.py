@@ -96,9 +96,14 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
+def with_float64(device: torch.device) -> torch.device:
+    """Return the device, or the CPU if the device has no float64."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
 def to_float64(tensor: Tensor) -> Tensor:
-    """Convert to float64 on the CPU, because some devices (MPS) have no float64."""
-    return tensor.cpu().double()
+    """Convert to float64. A tensor on a device without float64 is copied to the CPU."""
+    return tensor.to(with_float64(tensor.device)).double()
 
 
 class Lens:

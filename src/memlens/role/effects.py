@@ -23,6 +23,7 @@ from torch import Tensor
 from memlens.index.memory import token_counts
 from memlens.index.reader import Index
 from memlens.models.groups import MemoryGroup
+from memlens.models.lens import to_float64
 from memlens.models.memory_model import MemoryModel
 from memlens.progress import Progress, no_progress
 from memlens.role.table import RoleEffect
@@ -170,7 +171,7 @@ def _measure(model: MemoryModel, prefixes: TargetPrefixes, read: Any) -> NDArray
         longest = max(map(len, texts))
         states = model.run_body(torch.tensor([ids + [ids[0]] * (longest - len(ids)) for ids in texts]))
         last = states[torch.arange(len(texts)), torch.tensor([len(ids) - 1 for ids in texts])]
-        logs = torch.log_softmax(model.lens.capped(model.lens.state_logits(last)).double(), dim=-1)
+        logs = torch.log_softmax(to_float64(model.lens.capped(model.lens.state_logits(last))), dim=-1)
         results[places] = read(logs, torch.from_numpy(prefixes.targets[places]).to(logs.device)).cpu().numpy()
     return results
 

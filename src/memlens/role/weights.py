@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memlens.models.groups import MemoryLayer
-from memlens.models.lens import at_least_float32
+from memlens.models.lens import to_float64, with_float64
 from memlens.models.memory_model import MemoryModel
 from memlens.stats import generator
 from memlens.vocab.kernels import score_blocks
@@ -31,7 +31,8 @@ class ValueReader:
         log_frequency = np.log(counts[self.tokens] / counts.sum())
         self.frequency = log_frequency - log_frequency.mean()
         width = model.width
-        fold = model.lens.folded(torch.eye(width, device=model.device), layer, reading).double()  # maps v to v @ fold
+        identity = torch.eye(width, device=model.device)
+        fold = to_float64(model.lens.folded(identity, layer, reading))  # maps v to v @ fold
         spread, follows = self._embedding_sums()
         eigenvalues, vectors = torch.linalg.eigh(fold @ spread @ fold.T)
         is_read = eigenvalues > 1e-9 * eigenvalues[-1]  # a norm that centers removes one direction
@@ -46,7 +47,7 @@ class ValueReader:
 
         e is an embedding minus the mean embedding, because a softmax does not depend on the mean.
         """
-        device = self.model.device
+        device = with_float64(self.model.device)
         frequency, width = torch.from_numpy(self.frequency).to(device), self.model.width
         self.mean = torch.zeros(width, dtype=torch.float64, device=device)  # mean embedding
         self.mean = sum((part.sum(0) for _, part in self._embeddings()), self.mean) / len(self.tokens)
@@ -60,7 +61,7 @@ class ValueReader:
         """Yield blocks of token embeddings minus the mean embedding."""
         tokens = torch.from_numpy(self.tokens).to(self.model.device)
         for block in _row_blocks(len(tokens)):
-            yield block, self.model.lens.embedding[tokens[block]].double() - self.mean
+            yield block, to_float64(self.model.lens.embedding[tokens[block]]) - self.mean
 
     def scores(self, block: Tensor, place: Tensor) -> Tensor:
         return self.model.lens.value_scores(block, self.layer, self.reading, place)
@@ -70,7 +71,7 @@ class ValueReader:
         blocks = score_blocks(values, self.scores, self.model.vocabulary)
         parts = [_moments(scores[:, self.tokens], self.frequency) for _, scores in blocks]
         moments = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        norm = _in_blocks(lambda block: at_least_float32(block).double().norm(dim=1), values)
+        norm = _in_blocks(lambda block: to_float64(block).norm(dim=1), values)
         has_length = norm > 0  # values of length 0 have no direction and get the numbers of a normal distribution
         moments["variance"] = np.where(has_length, moments["variance"] / np.where(has_length, norm, 1.0) ** 2, 0.0)
         for name, default in (("skew", 0.0), ("kurtosis", 3.0), ("frequency", 0.0)):
@@ -82,13 +83,13 @@ class ValueReader:
         random, parts = generator(seed, "roles", self.layer), []
         for first in range(0, count, _ROWS):
             drawn = random.normal(size=(min(_ROWS, count - first), self.model.width))
-            parts.append(_array(self.kurtosis(torch.from_numpy(drawn).to(self.model.device))))
+            parts.append(_array(self.kurtosis(torch.from_numpy(drawn).to(self.fold.device))))
         return np.concatenate(parts)
 
     def kurtosis(self, values: Tensor) -> Tensor:
         """Return the kurtosis of the scores of each value [n, d]. This takes a third of the time of all moments."""
-        folded = (values.double() @ self.fold).float()
-        second = torch.zeros(len(values), dtype=torch.float64, device=values.device)
+        folded = (to_float64(values) @ self.fold).float()
+        second = torch.zeros(len(values), dtype=torch.float64, device=folded.device)
         fourth = torch.zeros_like(second)
         for _, embedding in self._embeddings():  # they are centered, so the mean score is 0
             squared = (folded @ embedding.float().T).square_()
@@ -100,14 +101,14 @@ class ValueReader:
         """Return the share of weak directions in the squared length of each value. Unread directions do not count."""
 
         def part(block: Tensor) -> Tensor:
-            whole = (block.double() @ self.read).square().sum(1).clamp_min(1e-300)
-            return (block.double() @ self.weak).square().sum(1) / whole
+            wide = to_float64(block)
+            return (wide @ self.weak).square().sum(1) / (wide @ self.read).square().sum(1).clamp_min(1e-300)
 
         return _in_blocks(part, values)
 
     def along_frequency(self, values: Tensor) -> NDArray[np.float64]:
         """Return the cosine of each value with the direction whose scores correlate most with the log frequency."""
-        return _in_blocks(lambda block: _cosines(block.double(), self.frequent[None]), values)
+        return _in_blocks(lambda block: _cosines(to_float64(block), self.frequent[None]), values)
 
 
 def _moments(scores: NDArray[np.float32], frequency: NDArray[np.float64]) -> Arrays:
@@ -133,8 +134,8 @@ def cosines_of(memories: MemoryLayer) -> Arrays:
         keys = group.keys
         reads = keys if group.up is None else group.up
         for part in _row_blocks(group.size):
-            value = at_least_float32(group.values[part]).double()
-            gate, read = (through_norm(rows[part], memories).double() for rows in (keys, reads))
+            value = to_float64(group.values[part])
+            gate, read = (to_float64(through_norm(rows[part], memories)) for rows in (keys, reads))
             for name, pair in zip(cosines, ((read, value), (gate, value), (gate, read)), strict=True):
                 cosines[name].append(_array(_cosines(*pair)))
     gated = np.concatenate([np.full(group.size, group.gated) for group in memories.groups])
@@ -156,5 +157,5 @@ def _cosines(rows: Tensor, others: Tensor) -> Tensor:
 
 
 def _array(tensor: Tensor) -> NDArray[np.float64]:
-    array: NDArray[np.float64] = tensor.detach().double().cpu().numpy()
+    array: NDArray[np.float64] = to_float64(tensor.detach()).cpu().numpy()
     return array

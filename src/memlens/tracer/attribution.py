@@ -34,6 +34,7 @@ from memlens.errors import SettingError
 from memlens.memory import MemoryId
 from memlens.models.groups import MemoryGroup
 from memlens.models.hooks import Change
+from memlens.models.lens import to_float64
 from memlens.models.memory_model import MemoryModel
 from memlens.text import plain
 from memlens.tracer.intervention import check_layer, check_memory, memories_of
@@ -176,7 +177,7 @@ def silence_each(
         batch = selected[first : first + batch_size]
         with loaded.edit(silence_one_per_line(batch, question.rows)):
             p = probabilities(loaded, question.fed.expand(len(batch), -1))[:, question.token]
-        effects.update(zip(batch, (question.p - p.double()).tolist(), strict=True))
+        effects.update(zip(batch, (question.p - to_float64(p)).tolist(), strict=True))
     return question.attribution("exact", effects)
 
 
