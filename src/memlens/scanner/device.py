@@ -54,7 +54,11 @@ _ROOM = 1024  # least number of strips that a buffer has room for
 _FRACTION = 2**24  # parts of a UNIT in sums
 _LARGEST = 2.0**62 * UNIT  # sums beyond this are rejected
 # limits of torch.compile for computing an intermediate result again instead of storing it
-FUSION = {"realize_reads_threshold": 64, "realize_opcount_threshold": 1000, "realize_acc_reads_threshold": 64}
+FUSION: dict[str, Any] = {
+    "realize_reads_threshold": 64,
+    "realize_opcount_threshold": 1000,
+    "realize_acc_reads_threshold": 64,
+}
 _EXACT = ("highest", "lowest", "fired", "quadrants", "reaches")  # statistics that do not depend on the order of sums
 _SMALLEST_SCORE = np.float32(1e-45)
 
