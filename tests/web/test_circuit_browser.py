@@ -65,3 +65,25 @@ def test_edges_are_shown_on_hover_and_kept_on_click(open_page: Open) -> None:
     page.wait_for_url("**focus=L*")
     page.locator("#details a.memory").click()
     page.wait_for_url("**/m/L*")
+
+
+def test_nodes_are_grouped_while_the_pointer_is_on_one_of_them(open_page: Open) -> None:
+    page = open_page(ADDRESS)
+    nodes = page.locator("#graph .node[data-id^=L]")
+    for number in (1, 0):
+        nodes.nth(number).click(modifiers=["Shift"])
+    page.locator("#make-group [name=name]").fill("rivers")
+    page.keyboard.press("Enter")
+    page.locator("#graph .node[data-id=group0]").wait_for()  # the node below the pointer is now part of the group
+    assert page.locator("#graph .edge").count() > 0
+
+
+def test_the_names_of_layers_and_tokens_stay_visible(open_page: Open) -> None:
+    page = open_page("/circuit?prompt=The+river+runs+to+the+sea+and+the+old+town&nodes=40", 390)
+    page.locator("#graph .node").first.wait_for()
+    frame = page.locator(".graph").bounding_box()
+    page.locator(".graph").evaluate("frame => frame.scrollTo(100, 50)")
+    layer, tokens = page.locator("#layers span").last.bounding_box(), page.locator("#tokens").bounding_box()
+    assert frame["x"] <= layer["x"] <= frame["x"] + 20
+    assert abs(tokens["y"] + tokens["height"] - frame["y"] - frame["height"]) < 20
+    assert "".join(page.locator("#tokens span").all_inner_texts()).endswith("the␣old␣town")

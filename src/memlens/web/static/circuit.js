@@ -125,7 +125,7 @@ function layOut() {
       places.set(node.id, { x, y, node, ...labelOf(node) });
     });
   }
-  return { layers, heights, bottoms, places, width: left + widths.reduce((sum, one) => sum + one, 0) + 8, total };
+  return { layers, heights, bottoms, starts, widths, places, width: left + widths.reduce((sum, one) => sum + one, 0) + 24, total };
 }
 
 let layout = null;
@@ -133,14 +133,19 @@ let layout = null;
 function draw() {
   view = visible();
   layout = layOut();
-  const { layers, heights, bottoms, places, width, total } = layout;
+  const { layers, heights, bottoms, starts, widths, places, width, total } = layout;
   svg.replaceChildren();
   for (const [name, value] of [["viewBox", `0 0 ${width} ${total}`], ["width", width], ["height", total]]) svg.setAttribute(name, value);
   heights.forEach((height, level) => {
     if (level % 2) svg.append(make("rect", { class: "band", x: 0, y: bottoms[level] - height, width, height }));
-    const name = level === 0 ? "tokens" : level > layers.length ? "target" : `layer ${layers[level - 1]}`;
-    svg.append(make("text", { class: "axis", x: 8, y: bottoms[level] - height / 2 + 4 }, name));
   });
+  const label = (textContent, style) => html("span", { textContent, style });
+  part("layers").replaceChildren(
+    ...heights.slice(1).map((height, index) => label(index === layers.length ? "target" : `layer ${layers[index]}`, `top:${bottoms[index + 1] - height / 2}px`)),
+  );
+  part("tokens").replaceChildren(
+    ...graph.tokens.map((token, row) => label(short(tokenText(token), 14), `left:${starts[row] + widths[row] / 2}px`)),
+  );
   svg.append(make("g", { id: "edges" }));
   const largest = Math.max(1e-30, ...[...places.values()].filter(({ node }) => node.kind !== "target").map(({ node }) => Math.abs(node.relevance)));
   const inOrder = [...places.values()].sort((one, other) => other.y - one.y || one.x - other.x);
@@ -159,8 +164,7 @@ function drawNode(x, y, node, name, known, largest, isCurrent) {
   element.append(make("circle", { class: "ring", cx: x, cy: y, r: 12, "pointer-events": "all" }));
   const shape = node.kind === "group" ? make("rect", { class: sign, x: x - size, y: y - size, width: 2 * size, height: 2 * size, rx: 3 }) : make("circle", { class: sign, cx: x, cy: y, r: size });
   element.append(shape);
-  if (node.kind === "embedding") element.append(make("text", { class: "token-text", x, y: y + 26, "text-anchor": "middle" }, name));
-  else {
+  if (node.kind !== "embedding") {
     const text = make("text", { x: x + 14, y: y + 4 }, name);
     if (node.kind === "target") text.setAttribute("class", "token-text");
     if (known) text.append(make("tspan", { class: "known", dx: 5 }, known));
@@ -171,7 +175,8 @@ function drawNode(x, y, node, name, known, largest, isCurrent) {
 
 /** Draws the edges of the node under the pointer or of the selected node, else the strongest edge into every node. */
 function showActive() {
-  const active = hovered ?? (layout.places.has(state.focus) ? state.focus : null);
+  // a node that was just hidden or put into a collapsed group is no longer drawn
+  const active = [hovered, state.focus].find((id) => layout.places.has(id)) ?? null;
   const near = active ? [...view.into.get(active), ...view.outOf.get(active)] : [...layout.places.keys()].flatMap((id) => view.into.get(id).filter((edge) => layout.places.has(edge.source)).slice(0, 1));
   const drawn = near.filter((edge) => layout.places.has(edge.source) && layout.places.has(edge.target)).sort((one, other) => Math.abs(other.weight) - Math.abs(one.weight));
   const edges = active ? drawn.slice(0, 2 * EDGES) : drawn;
