@@ -24,7 +24,7 @@ from memlens.errors import FilesError
 from memlens.files import read_limited, refuse_output, replacing
 from memlens.text import cut_right, visible
 
-_GRAPH_START = b'{"metadata": {"generator": {"name": "memlens"'
+_GRAPH_START = b'{"metadata": {"info": {"generator": {"name": "memlens"'
 _SVG_START = b'<svg xmlns="http://www.w3.org/2000/svg" data-generator="memlens"'
 _FILE_LIMIT = 256 << 20  # bytes
 _TYPES = {
@@ -82,7 +82,7 @@ def attribution_graph(circuit: Circuit, groups: Mapping[str, Sequence[str]] | No
     influences = _influences(circuit)
     return {
         "metadata": {
-            "generator": {"name": "memlens", "version": __version__},
+            "info": {"generator": {"name": "memlens", "version": __version__}},
             "slug": slug or "circuit",
             "scan": circuit.model,
             "transcoder_list": [],
