@@ -21,7 +21,7 @@ of the change of p is close to a = 0, because the norm undoes the scaling. If th
 silence_each.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -351,8 +351,7 @@ def in_common(
     for name, value in (("threshold", threshold), ("share", share)):
         if not 0 < check_number(value, name) <= 1:
             raise SettingError(f"{name} is {value}; it must be above 0 and at most 1")
-    for problem in _differences(several):
-        raise SettingError(problem)
+    _check_comparable(several)
     counts: dict[MemoryId, int] = {}
     for attribution in several:
         bar = threshold * max(attribution.effects.values(), default=0.0)
@@ -367,16 +366,20 @@ def in_common(
     return sorted(common, key=lambda memory: (-memory.prompts, -memory.effect, memory.memory))
 
 
-def _differences(attributions: list[Attribution]) -> Iterator[str]:
-    """Yield the reasons why attributions cannot be compared."""
+def _check_comparable(attributions: list[Attribution]) -> None:
+    """Raise SettingError if there are no attributions, or if they differ in method, token or memories."""
     if not attributions:
-        yield "no attributions are given; give one for each prompt"
+        raise SettingError("no attributions are given; give one for each prompt")
     first = attributions[0]
     for other in attributions[1:]:
         if other.method != first.method:
-            yield "exact and integrated attributions cannot be compared; use one method for all prompts"
+            raise SettingError("exact and integrated attributions cannot be compared; use one method for all prompts")
         if other.token.id != first.token.id:
             tokens = f"{first.token.text!r} and {other.token.text!r}"
-            yield f"the attributions follow different tokens ({tokens}); pass the same token= for every prompt"
+            raise SettingError(
+                f"the attributions follow different tokens ({tokens}); pass the same token= for every prompt"
+            )
         if other.effects.keys() != first.effects.keys():
-            yield "the attributions cover different memories; use the same layers or memories for all prompts"
+            raise SettingError(
+                "the attributions cover different memories; use the same layers or memories for all prompts"
+            )

@@ -17,7 +17,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -75,19 +75,15 @@ class Edit:
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)  # the dataclass is frozen
-        for problem in self._problems():
-            raise SettingError(problem)
-
-    def _problems(self) -> Iterator[str]:
         if [bool(self.memories), self.layer is not None, self.expert is not None].count(True) != 1:
-            yield "an edit needs exactly one of: memories, a layer, an expert"
+            raise SettingError("an edit needs exactly one of: memories, a layer, an expert")
         if self.positions == ():
-            yield "an edit's positions must be 'all' or a list of whole numbers, not []"
+            raise SettingError("an edit's positions must be 'all' or a list of whole numbers, not []")
         if self.coefficient is not None and self.factor is not None:
-            yield "an edit has both a coefficient and a factor; give only one, or neither to silence"
+            raise SettingError("an edit has both a coefficient and a factor; give only one, or neither to silence")
         for number in (self.coefficient, self.factor):
             if number is not None and not math.isfinite(number):
-                yield f"the number for {self.target} is {number}; it must be a finite number"
+                raise SettingError(f"the number for {self.target} is {number}; it must be a finite number")
 
     @property
     def action(self) -> str:

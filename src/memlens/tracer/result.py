@@ -8,7 +8,7 @@ through the lens in one matrix product.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -51,20 +51,19 @@ class Names:
 
 def check_index(model: MemoryModel, index: Index) -> None:
     """Raise ModelError if the index is of another model. A few changed values are allowed."""
-    for difference in _differences(model, index):
-        raise ModelError(f"{index.folder} is not an index of {model.name}: {difference}; load the model with the index")
-
-
-def _differences(model: MemoryModel, index: Index) -> Iterator[str]:
+    differences = []
     for name in ("family", "width", "vocabulary"):
         indexed, loaded = getattr(index.manifest.model, name), getattr(model, name)
         if indexed is not None and indexed != loaded:
-            yield f"its {name} is {indexed}, not {loaded}"
+            differences.append(f"its {name} is {indexed}, not {loaded}")
     for layer in index.layers:
         if layer >= len(model.layers) or model.layers[layer].shape != index.names.layers[layer]:
-            yield f"layer {layer} differs"
-    if index.has("values") and not _has_values_of(index, model):
-        yield "its values differ"
+            differences.append(f"layer {layer} differs")
+    if not differences and index.has("values") and not _has_values_of(index, model):
+        differences.append("its values differ")
+    if differences:
+        why = f"{differences[0]}; load the model with the index"
+        raise ModelError(f"{index.folder} is not an index of {model.name}: {why}")
 
 
 def _has_values_of(index: Index, model: MemoryModel) -> bool:

@@ -143,6 +143,9 @@ def trying(model: MemoryModel, changes: ValueChange | Iterable[ValueChange]) -> 
         model: A loaded model.
         changes: One change or several.
 
+    Yields:
+        Nothing. `model` itself has the new values inside the block.
+
     Raises:
         SettingError: The model is not loaded, or a value does not fit.
         UnknownName: The model does not have a memory.
