@@ -80,11 +80,6 @@ def check(screen: Screen, index: str) -> None:
 @location_option()
 def repair(screen: Screen, index: str, model: str | None) -> None:
     """Restore a damaged manifest, and rebuild damaged or outdated tables of values, patterns and experiments."""
-    from memlens.index.check import restore_manifest
-    from memlens.index.format import located
-
-    for line in restore_manifest(located(index)):
-        screen.note(line)
     with ProgressBar(screen, first="check") as progress:
         names = memlens.repair(index, model=model, progress=progress)
     if screen.as_json:
