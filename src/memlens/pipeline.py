@@ -1,4 +1,4 @@
-"""`analyze` and `demo` run all stages in one folder: scan, values, patterns, experiments and report.
+"""`analyze` and `demo` run all stages in one folder: scan, values, patterns, roles, experiments and report.
 
 `repair` runs the stages whose tables are damaged. All three can be interrupted, and resume when they are called again.
 A stage is skipped if its result is already complete:
@@ -6,6 +6,7 @@ A stage is skipped if its result is already complete:
     scan          the manifest exists and has the same plan
     values        the tables are intact and have the same settings
     patterns      the tables are intact, have the same settings, and were computed from the current values
+    roles         the table is intact, has the same settings, and was computed from the current tables
     experiments   the tables of each experiment are intact, have the same settings, and were computed from the current
                   values
     report        never skipped, because writing it takes only seconds
@@ -51,6 +52,7 @@ from memlens.pool import usable_cores
 from memlens.progress import Progress, no_progress
 from memlens.reports.findings import Finding, count_verdicts, select_findings
 from memlens.reports.sections import Tables
+from memlens.role.table import roles_are_made
 from memlens.settings import (
     BUNDLED,
     CorpusSettings,
@@ -64,7 +66,7 @@ from memlens.settings import (
 from memlens.vocab.table import values_are_made
 
 MADE, KEPT = "made", "kept"
-STAGES = ("scan", "values", "patterns", "experiments", "report")
+STAGES = ("scan", "values", "patterns", "roles", "experiments", "report")
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def analyze(
     watcher: StageWatcher | None = None,
     **options: Any,
 ) -> Analysis:
-    """Run all stages on a model and a corpus: scan, values, patterns, experiments and report.
+    """Run all stages on a model and a corpus: scan, values, patterns, roles, experiments and report.
 
     Args:
         model: A Hub id, folder, .gguf file, loaded transformers model, or MemoryModel.
@@ -267,6 +269,12 @@ class _Work:
             tables, seconds = wait_for_tables(self.progress)
         tables.write(self.index)
         return Stage("patterns", MADE, states_seconds + seconds)
+
+    def roles(self) -> Stage:
+        if roles_are_made(self.index, self.model, seed=self.sampling.settings.seed):
+            return Stage("roles", KEPT)
+        api.roles(self.index, model=self.model, progress=self.progress, seed=self.sampling.settings.seed)
+        return Stage("roles", MADE)
 
     def experiments(self) -> Stage:
         start = time.monotonic() - self.experiment_seconds

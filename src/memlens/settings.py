@@ -20,6 +20,7 @@ from memlens.errors import SettingError, UnknownName
 
 # Headings of groups of options in `--help`
 KEPT, TEXT, RUN = "What to keep", "Text", "Execution"
+SAMPLES, LIVE = "Samples of experiments", "Live pages"
 SCALE = "Scale: processes, machines, large models"
 TASK = "Circuit of a task"
 
@@ -270,11 +271,12 @@ class RoleSettings(Settings):
 class SampleSettings(Settings):
     """Settings of the samples that experiments draw. If `sample` is None, each experiment uses its default size."""
 
-    seed: int = option(0, "Random seed for drawing samples.", metavar="N", minimum=0, maximum=MOST_SEED)
+    seed: int = option(0, "Random seed for drawing samples.", metavar="N", panel=SAMPLES, minimum=0, maximum=MOST_SEED)
     sample: int | None = option(
         None,
         "Number of prefixes to sample or, for a single experiment that samples other items, of these items.",
         metavar="N",
+        panel=SAMPLES,
         default_text="depends on the experiment",
         minimum=1,
         maximum=MOST_SAMPLE,
@@ -283,12 +285,14 @@ class SampleSettings(Settings):
         None,
         "Which words are stop words: the list of a language (en), or the most frequent tokens (frequent).",
         metavar="en|frequent",
+        panel=SAMPLES,
         default_text="en",
     )
     null_tokens: int | None = option(
         None,
         "Number of tokens to run through shuffled networks, the baseline for claims. 0 skips this comparison.",
         metavar="N",
+        panel=SAMPLES,
         default_text="10000",
         minimum=0,
         maximum=MOST_SAMPLE,
@@ -303,14 +307,20 @@ class LiveSettings(Settings):
         4,
         "Maximum number of requests that wait for the model. Further requests are rejected.",
         metavar="N",
+        panel=LIVE,
         minimum=0,
         maximum=1000,
     )
     seconds: float = option(
-        60, "Maximum number of seconds that a request waits for the model.", metavar="S", minimum=0.1, maximum=86_400
+        60,
+        "Maximum number of seconds that a request waits for the model.",
+        metavar="S",
+        panel=LIVE,
+        minimum=0.1,
+        maximum=86_400,
     )
     prompt_tokens: int = option(
-        512, "Maximum length of a prompt on live pages, in tokens.", metavar="N", minimum=1, maximum=100_000
+        512, "Maximum length of a prompt, in tokens.", metavar="N", panel=LIVE, minimum=1, maximum=100_000
     )
 
 

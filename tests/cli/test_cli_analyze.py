@@ -35,7 +35,7 @@ def test_an_analysis_has_every_stage_and_its_sample_counts_prefixes_only(
     assert tables(analysis.index.folder) == tables(analyzed.folder)
     assert outcomes(analysis) == dict.fromkeys(STAGES, "made")
     in_order = sorted(EXPERIMENTS, key=lambda name: EXPERIMENTS[name].on_prefixes)
-    assert analysis.stages[3].made == tuple(in_order) and analysis.stages[3].skipped == ()
+    assert analysis.stages[4].made == tuple(in_order) and analysis.stages[4].skipped == ()
     assert analysis.report == analysis.index.folder / "report.html" and analysis.report.is_file()
     assert all(map(analysis.index.has, ["values", "names", *(f"experiments/{name}" for name in EXPERIMENTS)]))
     noted = analysis.index.manifest.content["experiments"]
@@ -95,7 +95,7 @@ def test_with_two_threads_patterns_are_found_beside_the_experiments(models, text
     monkeypatch.setattr(pipeline, "compute_patterns", None)  # which is not called
     analysis = memlens.analyze(models["gated"], text, out=tmp_path / "index", **OPTIONS | {"threads": 2})
     assert outcomes(analysis) == dict.fromkeys(STAGES, "made")
-    assert analysis.stages[3].made == tuple(sorted(EXPERIMENTS, key=lambda name: EXPERIMENTS[name].on_prefixes))
+    assert analysis.stages[4].made == tuple(sorted(EXPERIMENTS, key=lambda name: EXPERIMENTS[name].on_prefixes))
     again = memlens.patterns(shutil.copytree(tmp_path / "index", tmp_path / "again")).folder
     for name in ("patterns.parquet", "names.parquet"):
         assert (again / name).read_bytes() == (tmp_path / "index" / name).read_bytes()
@@ -116,7 +116,7 @@ def test_only_what_is_not_there_yet_is_made(models, text, whole, changed, remade
     again = memlens.analyze(models["gated"], text, out=whole, **(OPTIONS | changed))
     assert {name for name, outcome in outcomes(again).items() if outcome == "made"} == remade
     if {"stop_words", "sample"} & changed.keys():  # which only the experiments on prefixes know
-        assert set(again.stages[3].made) == {name for name, one in EXPERIMENTS.items() if one.on_prefixes}
+        assert set(again.stages[4].made) == {name for name, one in EXPERIMENTS.items() if one.on_prefixes}
     assert (whole / "report.html").is_file()
 
 
@@ -125,7 +125,7 @@ def test_a_table_that_was_damaged_or_lost_is_made_again(models, text, analyzed, 
     path = whole / "experiments" / "predictive-values-bins.parquet"
     path.write_bytes(path.read_bytes()[:-9] + b"x" * 9)
     again = memlens.analyze(models["gated"], text, out=whole, **OPTIONS)
-    assert again.stages[3].made == ("rank", "predictive-values")
+    assert again.stages[4].made == ("rank", "predictive-values")
     assert tables(whole) == tables(analyzed.folder)
 
 
@@ -133,8 +133,8 @@ def test_another_validation_text_is_another_sample(models: Paths, text: Path, wh
     (tmp_path / "other.txt").write_text("The people of the city read the news. The end of the war.")
     other = OPTIONS | {"validation": tmp_path / "other.txt"}
     first = memlens.analyze(models["gated"], text, out=whole, **other)
-    assert "cases" in first.stages[3].made and "rank" not in first.stages[3].made
-    assert memlens.analyze(models["gated"], text, out=whole, **other).stages[3].outcome == "kept"
+    assert "cases" in first.stages[4].made and "rank" not in first.stages[4].made
+    assert memlens.analyze(models["gated"], text, out=whole, **other).stages[4].outcome == "kept"
 
 
 def test_the_command_prints_findings_verdicts_and_where_the_page_is(
@@ -145,10 +145,10 @@ def test_the_command_prints_findings_verdicts_and_where_the_page_is(
     assert ran.code == 0 and str(whole / "report.html") in ran.out
     assert "\n2. " in ran.out and "; paper " in ran.out and "█" in ran.out
     assert "claims of the paper that were tested" in ran.out and "next: memlens show" in ran.err
-    assert ran.err.count("already complete") == 4 and "report: done" in ran.err
+    assert ran.err.count("already complete") == 5 and "report: done" in ran.err
     answer = json.loads(run(*command, "--json", "--quiet").out)
     assert [stage["name"] for stage in answer["stages"]] == list(STAGES)
-    assert [stage["outcome"] for stage in answer["stages"]] == ["kept"] * 4 + ["made"]
+    assert [stage["outcome"] for stage in answer["stages"]] == ["kept"] * 5 + ["made"]
     assert answer["report"] == str(whole / "report.html") and answer["scan"]["memories"] == 120
     assert len(answer["findings"]) == 5 and sum(answer["verdicts"].values()) > 10
 
@@ -164,7 +164,7 @@ def test_the_command_stops_with_130_and_continues(run, models, text, analyzed, t
         ran = run(*command)
         assert ran.code == 130 and ran.out == "" and "run the same command again" in ran.err
         done = [line.partition(":")[0] for line in ran.err.splitlines() if ": done in " in line]
-        assert done == [*STAGES[:3]]
+        assert done == [*STAGES[:4]]
         ran = run(*command, "--fresh")
         assert ran.code == 130 and "without --fresh" in ran.err
     ran = run(*command)
@@ -177,7 +177,7 @@ def test_an_experiment_that_cannot_be_had_is_named_and_the_rest_is_made(run, mod
     command += ["--null-tokens", 0]
     ran = run(*command)
     assert ran.code == 0 and "last-layer was skipped: the model's last layer, 2" in ran.err
-    again = json.loads(run(*command, "--json").out)["stages"][3]
+    again = json.loads(run(*command, "--json").out)["stages"][4]
     assert again["outcome"] == "kept" and [one["name"] for one in again["skipped"]] == ["last-layer"]
 
 

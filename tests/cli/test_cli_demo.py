@@ -56,7 +56,7 @@ def test_interrupted_it_continues_to_the_same_tables(shown, models, text, tmp_pa
     job = partial(demo, models["gated"], text, out=tmp_path / "index", **OPTIONS)
     with pytest.raises(KeyboardInterrupt):
         job(watcher=Stops("experiments"))
-    assert outcomes(job()) == dict.fromkeys(STAGES[:3], "kept") | dict.fromkeys(STAGES[3:], "made")
+    assert outcomes(job()) == dict.fromkeys(STAGES[:4], "kept") | dict.fromkeys(STAGES[4:], "made")
     assert tables(tmp_path / "index") == tables(shown.index.folder)
     assert [finding.lines for finding in job().findings] == [finding.lines for finding in shown.findings]
 
@@ -77,7 +77,7 @@ def test_the_command_prints_findings_report_and_how_to_browse(run: Run, shown: D
     assert "local-edits used only 2 memories per layer (default: 100)" in ran.err
     answer = json.loads(run("demo", "-o", folder, "--json", "-q").out)
     assert len(answer["findings"]) == 5 and answer["index"] == str(folder)
-    assert [stage["outcome"] for stage in answer["stages"]] == ["kept"] * 4 + ["made"]
+    assert [stage["outcome"] for stage in answer["stages"]] == ["kept"] * 5 + ["made"]
 
 
 @pytest.mark.usefixtures("bundled")

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from memlens.pipeline import Analysis, Demo, SmallerSample, Stage, StageWatcher
     from memlens.reports.findings import Finding
 
+_VALUES = "Values"
 _NAMED = 4  # maximum number of experiments to list by name
 
 
@@ -56,9 +57,9 @@ _NAMED = 4  # maximum number of experiments to list by name
 @corpus_argument
 @out_option
 @settings_options(ScanSettings, CorpusSettings, SampleSettings)
-@setting_option(ValueSettings, "top", "--tokens")
-@setting_option(ValueSettings, "reading")
-@setting_option(ValueSettings, "vocabulary")
+@setting_option(ValueSettings, "top", "--tokens", panel=_VALUES)
+@setting_option(ValueSettings, "reading", panel=_VALUES)
+@setting_option(ValueSettings, "vocabulary", panel=_VALUES)
 @validation_option
 @device_option
 @dtype_option
@@ -76,7 +77,7 @@ def analyze(
     resume: bool,
     **options: Any,
 ) -> None:
-    """Run all stages: scan, values, patterns, experiments and report. You can interrupt and resume it."""
+    """Run all stages: scan, values, patterns, roles, experiments and report. You can interrupt and resume it."""
     refuse_unused_column(options, [*corpus, *validation])
     with ProgressBar(screen) as progress:
         try:

@@ -72,8 +72,22 @@ class _Program(click.Group):
         formatter.write(format_overview(context, groups))
 
 
+_COMPLETE = "_MEMLENS_COMPLETE"  # the environment variable by which a shell asks for completions
+_SHELLS = ("bash", "zsh", "fish")
+
+
+def _print_completion(context: click.Context, _option: click.Parameter, shell: str | None) -> None:
+    """Print the script that makes a shell complete commands, and exit."""
+    from click.shell_completion import get_completion_class
+
+    if shell is not None and (kind := get_completion_class(shell)) is not None:
+        click.echo(kind(program, {}, "memlens", _COMPLETE).source())
+        context.exit()
+
+
 @click.group(cls=_Program, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="memlens %(version)s")
+@click.option("--completion", type=click.Choice(_SHELLS), is_eager=True, expose_value=False, callback=_print_completion)
 @click.pass_context
 def program(context: click.Context) -> None:
     """Analyze the feed-forward layers of a language model as key-value memories.
@@ -104,6 +118,11 @@ def run(arguments: Sequence[str] | None) -> int:
 
 
 def _run_words(words: list[str]) -> None:
+    if instruction := os.environ.get(_COMPLETE):
+        from click.shell_completion import shell_complete
+
+        shell_complete(program, {}, "memlens", _COMPLETE, instruction)
+        return
     # not command.main(), because it would handle interrupts and errors itself
     with program.make_context("memlens", words) as context:
         program.invoke(context)

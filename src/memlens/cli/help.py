@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memlens.errors import SettingError
-from memlens.settings import option_name
+from memlens.settings import RUN, SAMPLES, SCALE, option_name
 
 OUTPUT = "Output"  # heading of the last group of options in every help text
 _LARGEST_NUMBER = 10**15  # largest value of an integer option
@@ -42,8 +42,10 @@ class VerbCommand(click.Command):
         for one in self.params:
             if isinstance(one, Option):
                 groups.setdefault(one.panel, []).append((_option_names(one), _option_help(one)))
-        # Output is the last group
-        groups[OUTPUT] = [*groups.pop(OUTPUT, []), ("-h, --help", "Print this help.")]
+        groups.setdefault(OUTPUT, []).append(("-h, --help", "Print this help."))
+        for last in (SAMPLES, RUN, SCALE, OUTPUT):  # the most used options come first
+            if last in groups:
+                groups[last] = groups.pop(last)
         usage = " ".join([context.command_path, *map(_argument_usage, arguments), "[OPTIONS]"])
         formatter.write(_render_help(usage, self.help or "", groups.items()))
 
@@ -75,9 +77,18 @@ def format_overview(context: click.Context, groups: Iterable[tuple[str, list[cli
         groups: (heading, verbs) of every group.
     """
     listed = [(heading, [(one.name or "", _first_sentence(one)) for one in verbs]) for heading, verbs in groups]
-    listed.append(("Options", [("--version", "Print the version."), ("-h, --help", "Print this help.")]))
+    listed.append(
+        (
+            "Options",
+            [
+                ("--completion bash|zsh|fish", "Print a script that makes the shell complete commands and options."),
+                ("--version", "Print the version."),
+                ("-h, --help", "Print this help."),
+            ],
+        )
+    )
     program = context.command_path
-    text = f"{context.command.help}\n\n`{program} COMMAND --help` explains a command."
+    text = f"{inspect.cleandoc(context.command.help or '')}\n\n`{program} COMMAND --help` explains a command."
     return _render_help(f"{program} COMMAND [ARGUMENTS] [OPTIONS]", text, listed, width=12)
 
 

@@ -10,11 +10,12 @@ settings dataclasses.
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, get_args, get_type_hints
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from memlens.cli.help import OUTPUT, Option, VerbCommand
 from memlens.cli.screen import Screen
@@ -22,12 +23,25 @@ from memlens.errors import SettingError
 from memlens.settings import RUN, RunSettings, is_hub_source, option_name
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-argument = click.argument
+_FILES = {"CORPUS", "DIR", "FILE", "FILE.html", "INDEX", "LABELS", "MODEL", "OTHER", "SHARD"}  # completed as paths
+
+
+def complete_word(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return completions of a value: paths, the choices in its metavar, or those of its type."""
+    words = (getattr(parameter, "metavar", None) or "").split("|")
+    if _FILES & set(words):
+        return [CompletionItem(incomplete, type="file")]
+    if len(words) > 1:
+        return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+    return parameter.type.shell_complete(context, parameter, incomplete)
+
+
+argument = partial(click.argument, shell_complete=complete_word)
 
 
 def option(*names: str, **attributes: Any) -> Decorator:
     """Add an option to a verb. `panel` is its heading in the help text."""
-    return click.option(*names, cls=Option, **attributes)
+    return click.option(*names, cls=Option, shell_complete=complete_word, **attributes)
 
 
 def flag(*names: str, **attributes: Any) -> Decorator:
@@ -109,8 +123,8 @@ def settings_options(*settings: type) -> Decorator:
     return decorate
 
 
-def setting_option(settings: type, name: str, option_as: str | None = None) -> Decorator:
-    """Add the option for one field of a settings class, under another name if `option_as` is given."""
+def setting_option(settings: type, name: str, option_as: str | None = None, panel: str | None = None) -> Decorator:
+    """Add the option for one field of a settings class, under another name or heading if these are given."""
     (field,) = [field for field in fields(settings) if field.name == name]
     hint, metadata = get_type_hints(settings)[name], field.metadata
     default = metadata["default_text"] or (
@@ -118,7 +132,7 @@ def setting_option(settings: type, name: str, option_as: str | None = None) -> D
     )
     attributes: dict[str, Any] = {
         "help": f"{metadata['help']} Default: {default}." if default else metadata["help"],
-        "panel": metadata["panel"],
+        "panel": panel or metadata["panel"],
     }
     if bool in (hint, *get_args(hint)):
         return flag(option_as or option_name(name), **attributes)

@@ -61,12 +61,22 @@ def compute_roles(
 ) -> None:
     """Write roles.parquet for every scanned layer. `model` is the scanned model or its current location."""
     model = index.load_model(model)
-    reading = index.manifest.values.reading or model.lens.readings[0]
-    columns, p, decoys = _measure(index, model, reading, seed, progress)
+    notes = _notes(index, model, rate, seed)
+    columns, p, decoys = _measure(index, model, notes["reading"], seed, progress)
     has, q = assign(columns, p, decoys, rate)
-    made_from = {name: index.manifest.sha256(name) for name in ("triggers", "counts") if index.has(name)}
-    notes = {"rate": rate, "seed": seed, "reading": reading, "from": made_from}
     index.write({"roles": (ROLES_SCHEMA, _tables(columns, has, q))}, lambda: {"roles": notes})
+
+
+def roles_are_made(index: Index, model: MemoryModel, *, rate: float = 0.01, seed: int = 0) -> bool:
+    """Return True if the index holds complete roles with these settings, made from its current tables."""
+    return index.manifest.content.get("roles") == _notes(index, model, rate, seed) and index.is_whole("roles")
+
+
+def _notes(index: Index, model: MemoryModel, rate: float, seed: int) -> dict[str, Any]:
+    """Return what the manifest records about the roles: settings and checksums of the tables they are made from."""
+    made_from = {name: index.manifest.sha256(name) for name in ("triggers", "counts") if index.has(name)}
+    reading = index.manifest.values.reading or model.lens.readings[0]
+    return {"rate": rate, "seed": seed, "reading": reading, "from": made_from}
 
 
 def _measure(
