@@ -517,19 +517,19 @@ def site(
     force: bool = False,
     progress: Progress = no_progress,
 ) -> Path:
-    """Write a static copy of the workbench to a folder. This requires the extra `serve`.
+    """Write a static copy of the workbench to a folder or a .zip file. This requires the extra `serve`.
 
     Args:
         index: An Index or its folder.
-        out: Folder to write to.
+        out: Folder or .zip file to write to.
         layers: Layers to include, as a string such as "0-5,11" or as numbers. None includes all layers.
         top: Number of top triggers, and of bottom triggers, to include per memory.
         circuits: Files of saved circuits to include.
-        force: Write to the folder even if it contains files that memlens did not write.
+        force: Write even if the folder contains files, or the file is one, that memlens did not write.
         progress: Called with the name of the step, the completed work and the total.
 
     Returns:
-        The path of the start page.
+        The path of the start page, or of the .zip file.
 
     Raises:
         OutputError: The folder contains files that must not be replaced.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -109,3 +110,24 @@ def test_a_width_that_no_terminal_has_is_passed_over(
     assert run("show", made["plain"], "L0N0").out == usual != ""
     monkeypatch.setenv("COLUMNS", columns)
     assert "Usage" in run("--help").out
+
+
+def test_the_shell_completes_commands_options_choices_and_paths() -> None:
+    def complete(*words: str) -> list[str]:
+        asked = {
+            "_MEMLENS_COMPLETE": "bash_complete",
+            "COMP_WORDS": shlex.join(words),
+            "COMP_CWORD": str(len(words) - 1),
+        }
+        command = [sys.executable, "-m", "memlens"]
+        return subprocess.run(command, env=os.environ | asked, capture_output=True, text=True).stdout.split()
+
+    assert complete("memlens", "exp") == ["plain,experiment", "plain,export"]
+    assert complete("memlens", "show", "index", "--ef") == ["plain,--effect"]
+    assert complete("memlens", "search", "index", "--in", "p") == ["plain,patterns"]
+    assert complete("memlens", "compare", "index", "other", "--by", "v") == ["plain,values"]
+    assert complete("memlens", "annotate", "index", "verd") == ["plain,verdicts"]
+    assert complete("memlens", "show", "my") == complete("memlens", "scan", "bundled", "my") == ["file,my"]
+    script = subprocess.run([sys.executable, "-m", "memlens", "--completion", "bash"], capture_output=True, text=True)
+    assert script.returncode == 0 and "_MEMLENS_COMPLETE=bash_complete" in script.stdout
+    assert subprocess.run(["bash", "-n"], input=script.stdout, text=True).returncode == 0

@@ -1,5 +1,6 @@
 """Output on a terminal, in a pipe and in a file: harmless, plain where nobody looks, and silent where it should be."""
 
+import io
 import json
 import os
 import pty
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from cli_helpers import Paths, Run
+from rich.console import Console
 
 import memlens
 from memlens import text
@@ -140,3 +142,19 @@ def test_the_speed_of_reading_is_told_at_the_end_of_the_text_where_there_is_much
                 progress(stage, done, 9 if stage == "scan" else None)
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("read ")]
     assert lines == ["read 5.0 MB of text, 1.67 MB/s", "read 0.0 MB of text, 0.00 MB/s"]
+
+
+def test_the_time_left_follows_from_all_completed_work_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(screen.time, "monotonic", lambda: now[0])
+    shown = screen.Screen()
+    shown.err = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with screen.ProgressBar(shown) as progress:
+        progress("scan", 100, 1000)  # a resumed scan: 100 tokens were read before
+        for now[0], done, expected in (
+            (1.0, 200, "100 tokens/s"),  # too early to estimate
+            (10.0, 300, "20 tokens/s, 35 s left in this step"),
+            (20.0, 1000, "45 tokens/s, under a second left in this step"),
+        ):
+            progress("scan", done, 1000)
+            assert progress._bar is not None and progress._bar.tasks[0].fields["work"] == expected

@@ -11,7 +11,17 @@ ROOT = Path(__file__).parents[2]
 TYPES = ["Index", "MemlensError", "MemoryId", "MemoryModel", "Prefix", "SparseProbe", "Trigger"]
 VERBS = ["analyze", "check", "compare", "experiment", "load", "merge", "open_index", "report", "scan", "values"]
 VERBS += ["as_sae", "chart", "demo", "patterns", "probe", "pull", "push", "repair", "roles", "site"]
-TRACING = ["Edit", "Intervention", "ValueChange", "generate", "in_common", "integrate", "intervene", "promoting"]
+TRACING = [
+    "Edit",
+    "Intervention",
+    "ValueChange",
+    "generate",
+    "hooked",
+    "in_common",
+    "integrate",
+    "intervene",
+    "promoting",
+]
 TRACING += ["coefficients_on", "fires_on", "save_changed", "side_effects", "silence_each", "trace", "trying"]
 TRACING += ["circuit", "task_circuit"]
 PUBLIC = sorted([*TYPES, *VERBS, *TRACING])

@@ -16,6 +16,7 @@ from memlens.index.reader import Index
 from memlens.web import app
 from memlens.web.app import listen
 from memlens.web.workbench import Workbench
+from waiting import wait_until
 
 COMMAND = [sys.executable, "-m", "memlens", "serve"]
 
@@ -23,8 +24,14 @@ COMMAND = [sys.executable, "-m", "memlens", "serve"]
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 0), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.sweep)]
 )
-def test_it_prints_its_address_answers_and_stops(index_folder: Path, number: signal.Signals, code: int) -> None:
-    command, env = [*COMMAND, str(index_folder), "--port", "0"], {**os.environ, "PYTHONUNBUFFERED": "1"}
+def test_it_prints_its_address_opens_it_answers_and_stops(
+    index_folder: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    browser = tmp_path / "browser"
+    browser.write_text(f"#!/bin/sh\necho $1 > {tmp_path}/opened.part && mv {tmp_path}/opened.part {tmp_path}/opened\n")
+    browser.chmod(0o755)
+    command = [*COMMAND, str(index_folder), "--port", "0", "--open"]
+    env = {**os.environ, "PYTHONUNBUFFERED": "1", "BROWSER": f"{browser} %s"}
     ran = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     try:
         assert ran.stdout is not None
@@ -32,6 +39,8 @@ def test_it_prints_its_address_answers_and_stops(index_folder: Path, number: sig
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
         with urllib.request.urlopen(address, timeout=300) as answer:
             assert answer.status == 200 and b"as memories" in answer.read()
+        wait_until((tmp_path / "opened").is_file, "the browser opens")
+        assert (tmp_path / "opened").read_text().strip() == address
         ran.send_signal(number)
         assert ran.wait(300) == code
         assert "Traceback" not in (ran.stderr.read() if ran.stderr else "")

@@ -11,12 +11,14 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 from fastapi.testclient import TestClient
 
 import memlens
 from memlens.circuits.export import save_graph
+from memlens.files import FOLDER_MARK
 from memlens.index.memory import read_memory
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
@@ -172,6 +174,24 @@ def test_invalid_output_folders_and_options_are_refused(
     assert "layer 99" in refused("site", index.folder, "-o", tmp_path / "s", "--layers", "99")
     assert "--top" in refused("site", index.folder, "-o", tmp_path / "s", "--top", "0")
     assert not (tmp_path / "s").exists()
+
+
+def test_a_site_can_be_one_file(
+    index: Index, site: Path, tmp_path: Path, run: Callable[..., Any], refused: Any
+) -> None:
+    archive = tmp_path / "site.zip"
+    ran = run("site", index.folder, "-o", archive, "--top", MANY)
+    assert ran.code == 0 and ran.out == f"{archive}\n"
+    first = archive.read_bytes()
+    assert run("site", index.folder, "-o", archive, "--top", MANY).code == 0 and archive.read_bytes() == first
+    with ZipFile(archive) as packed:
+        packed.extractall(tmp_path / "unpacked")
+    files = [path.relative_to(site) for path in site.rglob("*") if path.is_file() and path.name != FOLDER_MARK]
+    assert all((tmp_path / "unpacked" / name).read_bytes() == (site / name).read_bytes() for name in files)
+    with ZipFile(tmp_path / "own.zip", "w") as own:
+        own.writestr("diary.txt", "dear diary")
+    assert "was not made by memlens" in refused("site", index.folder, "-o", tmp_path / "own.zip")
+    assert list(tmp_path.glob("*.part")) == []
 
 
 def test_the_workbench_redirects_addresses_of_a_site(client: TestClient, index: Index) -> None:

@@ -262,7 +262,7 @@ def _print_value(screen: Screen, index: memlens.Index, value: MemoryValue, count
     share = (
         f"its top tokens are more similar to each other than those of {percent(value.coherence)} of random directions"
     )
-    screen.result(Text(share if value.is_clear else f"no clearer than a random direction: {share}", "dim"))
+    screen.paragraph(Text(share if value.is_clear else f"no clearer than a random direction: {share}", "dim"))
     screen.result(_agreement(value))
     low, high = value.demotes[0].score, value.promotes[0].score
     if value.histogram and low is not None and high is not None:

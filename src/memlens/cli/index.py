@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -169,7 +170,7 @@ def report(screen: Screen, index: str, out: str | None, assets: str | None, forc
 
 @verb(json=True)
 @index_argument
-@option("--out", "-o", required=True, metavar="DIR", help="Folder to write the site to.")
+@option("--out", "-o", required=True, metavar="DIR", help="Folder or .zip file to write the site to.")
 @option("--layers", metavar="0-5,11", help="Layers to include. Default: all.")
 @option("--top", type=int, default=10, metavar="N", help="Number of top and of bottom triggers per memory.")
 @option(
@@ -179,18 +180,24 @@ def report(screen: Screen, index: str, out: str | None, assets: str | None, forc
 def site(
     screen: Screen, index: str, out: str, layers: str | None, top: int, circuit: tuple[str, ...], force: bool
 ) -> None:
-    """Write the workbench as static files that work on any web host and from disk."""
+    """Write the workbench as static files that work on any web host and from disk, as a folder or a .zip file."""
     refuse_without_workbench()
     with ProgressBar(screen, first="site") as progress:
         first = memlens.site(index, out=out, layers=layers, top=top, circuits=circuit, force=force, progress=progress)
-    sizes = [path.stat().st_size for path in first.parent.rglob("*") if path.is_file()]
+    if first.suffix == ".html":
+        sizes = [path.stat().st_size for path in first.parent.rglob("*") if path.is_file()]
+        record = {"site": str(first.parent), "page": str(first), "files": len(sizes), "bytes": sum(sizes)}
+        advice = (
+            f"{len(sizes):,} files, {size(sum(sizes))}; open the page in a browser, or copy the folder to a web host"
+        )
+    else:
+        record = {"site": str(first), "bytes": first.stat().st_size}
+        advice = f"{size(first.stat().st_size)}; unpack it and open index.html in a browser"
     if screen.as_json:
-        screen.json({"site": str(first.parent), "page": str(first), "files": len(sizes), "bytes": sum(sizes)})
+        screen.json(record)
         return
     screen.result(visible(str(first)))
-    screen.note(
-        f"{len(sizes):,} files, {size(sum(sizes))}; open the page in a browser, or copy the folder to a web host"
-    )
+    screen.note(advice)
 
 
 def refuse_without_workbench() -> None:
@@ -213,7 +220,7 @@ def _find_model(screen: Screen, index: str) -> str | None:
 
 @verb(json=False)
 @index_argument
-@settings_options(LiveSettings)
+@flag("--open", "open_page", help="Open the workbench in a browser.")
 @option("--port", type=int, default=8000, metavar="N", help="Port to listen on. 0 selects a free port.")
 @option("--model", metavar="MODEL", help="Folder or name of the scanned model. Default: as recorded in the index.")
 @flag("--no-model", help="Do not load the model. Live pages do not work without it.")
@@ -224,9 +231,11 @@ def _find_model(screen: Screen, index: str) -> str | None:
     metavar="ADDRESS",
     help="Address to listen on. Requests from other machines need a token.",
 )
+@settings_options(LiveSettings)
 def serve(
     screen: Screen,
     index: str,
+    open_page: bool,
     port: int,
     model: str | None,
     no_model: bool,
@@ -244,7 +253,8 @@ def serve(
 
         check_model_exists(model)
     source = model or (None if no_model else _find_model(screen, index))
-    open_workbench(screen, index, source, port=port, host=host, compare=compare, limits=LiveSettings(**options))
+    limits = LiveSettings(**options)
+    open_workbench(screen, index, source, port=port, host=host, compare=compare, limits=limits, open_page=open_page)
 
 
 def open_workbench(
@@ -256,6 +266,7 @@ def open_workbench(
     host: str = "127.0.0.1",
     compare: str | None = None,
     limits: LiveSettings | None = None,
+    open_page: bool = False,
 ) -> None:
     """Serve the workbench until Ctrl-C."""
     from memlens.web.app import serve as serve_workbench
@@ -269,6 +280,11 @@ def open_workbench(
         if access.token is not None:
             screen.note(f"other machines can reach {host}; access requires the token in the address")
         screen.note("stop with Ctrl-C")
+        if open_page:
+            import webbrowser
+
+            # in a thread, because opening a text browser waits until it is closed
+            Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
     try:
         serve_workbench(workbench, host, port, print_address, "info" if screen.verbose else "error")

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from memlens.errors import SettingError
 from memlens.files import refuse_output, replacing
-from memlens.text import MISSING, finite, visible
+from memlens.text import MISSING, duration, finite, visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -309,6 +309,7 @@ def _console(stream: IO[str]) -> Console:
 
 
 _REDRAW_SECONDS = 0.1
+_ESTIMATE_AFTER = 2.0  # seconds of a step before its remaining time is estimated
 _LARGE_TEXT = 10**6  # bytes of text above which the reading speed is printed
 _DESCRIPTIONS = {
     "model": "loading the model",
@@ -349,9 +350,10 @@ _UNITS = {
 
 
 class ProgressBar:
-    """A progress function that draws a bar with the time remaining for the current step on a terminal.
+    """A progress function that draws a bar with the time left for the current step on a terminal.
 
-    rich estimates this time from the work completed in the last seconds.
+    The time is estimated from all work of the step that is completed so far. Several steps make a stage of `analyze`,
+    whose remaining steps have no known duration, so the bar states that the time is that of the step.
     """
 
     def __init__(self, screen: Screen, first: str = "model") -> None:
@@ -385,8 +387,8 @@ class ProgressBar:
         if self._bar is None or (now - self._last_drawn < _REDRAW_SECONDS and done != total and not is_new):
             return
         self._last_drawn = now
-        counts = self._describe_counts(stage, done, now)
-        self._bar.update(self._bar.task_ids[0], completed=done, total=total, counts=counts)
+        work = self._describe_work(stage, done, total, now)
+        self._bar.update(self._bar.task_ids[0], completed=done, total=total, work=work)
 
     def _begin(self, stage: str, done: int, total: int | None, now: float) -> None:
         if self.steps and self.steps[-1] == "corpus":
@@ -401,16 +403,21 @@ class ProgressBar:
         if self._bar is not None:
             for task in self._bar.task_ids:
                 self._bar.remove_task(task)
-            self._bar.add_task(description, total=total, completed=done, counts="")
+            self._bar.add_task(description, total=total, completed=done, work="")
 
-    def _describe_counts(self, stage: str, done: int, now: float) -> str:
+    def _describe_work(self, stage: str, done: int, total: int | None, now: float) -> str:
+        """Return the speed or the completed work of a step, and the time left."""
+        seconds, completed = now - self._started, done - self._start_count
+        parts = []
         if stage == "corpus":
-            return _describe_speed(done, now - self._started)
-        if stage in _UNITS:
-            return f"{done:,} {_UNITS[stage]}"
-        if stage != "scan" or done <= self._start_count:
-            return ""
-        return f"{(done - self._start_count) / max(now - self._started, 1e-6):,.0f} tokens/s"
+            parts.append(_describe_speed(done, seconds))
+        elif stage in _UNITS:
+            parts.append(f"{done:,} {_UNITS[stage]}")
+        elif stage == "scan" and completed > 0:
+            parts.append(f"{completed / max(seconds, 1e-6):,.0f} tokens/s")
+        if total is not None and completed > 0 and seconds >= _ESTIMATE_AFTER:
+            parts.append(f"{duration(seconds * (total - done) / completed)} left in this step")
+        return ", ".join(parts)
 
 
 def _describe_speed(read: int, seconds: float) -> str:
@@ -418,15 +425,14 @@ def _describe_speed(read: int, seconds: float) -> str:
 
 
 def _make_bar(screen: Screen) -> "Progress":
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         TaskProgressColumn(show_speed=False),
-        TextColumn("{task.fields[counts]}"),
-        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[work]}"),
         console=screen.err,
         transient=True,
     )

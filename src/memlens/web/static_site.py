@@ -23,8 +23,10 @@ from functools import cached_property
 from html import escape
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +37,7 @@ from pydantic import TypeAdapter
 from memlens.circuits.export import load_graph
 from memlens.circuits.result import Circuit
 from memlens.errors import SettingError
-from memlens.files import explain_os_errors, prepare_output_folder, replacing
+from memlens.files import FOLDER_MARK, explain_os_errors, prepare_output_folder, refuse_output, replacing
 from memlens.index.memory import MemoryRecord, read_memory, read_summaries
 from memlens.index.search import MemoryHit, SearchQuery, SearchResult, search
 from memlens.memory import MemoryId
@@ -149,9 +151,10 @@ def make_site(
     force: bool = False,
     progress: Progress = no_progress,
 ) -> Path:
-    """Write an index as a static site. Returns the path of its first page.
+    """Write an index as a static site. Returns the path of its first page, or of the archive.
 
     Args:
+        out: Folder to write to, or a .zip file.
         layers: Layers to include. Default: all.
         top: Number of top triggers, and of bottom triggers, per memory.
         circuits: Saved circuits to include.
@@ -160,11 +163,31 @@ def make_site(
     if top < 1:
         raise SettingError(f"--top is {top}; it must be 1 or more")
     graphs = [load_graph(path) for path in circuits]
-    site = _Site(SiteIndex(folder, layers), out, top, graphs, progress)
-    prepare_output_folder(out, force=force, replaced=(*PAGES, "data", "static"))
-    with explain_os_errors(out):
-        site.write()
-    return out / "index.html"
+    index = SiteIndex(folder, layers)
+    if out.suffix.lower() != ".zip":
+        prepare_output_folder(out, force=force, replaced=(*PAGES, "data", "static"))
+        with explain_os_errors(out):
+            _Site(index, out, top, graphs, progress).write()
+        return out / "index.html"
+    refuse_output(out, _is_archive, force=force)
+    with explain_os_errors(out), TemporaryDirectory(prefix="memlens-site-") as temporary, replacing(out) as beside:
+        _Site(index, Path(temporary), top, graphs, progress).write()
+        _pack(Path(temporary), beside)
+    return out
+
+
+def _pack(folder: Path, archive: Path) -> None:
+    """Write the files of a site to an archive, the mark of memlens first. Equal sites give equal bytes."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    with ZipFile(archive, "w", ZIP_DEFLATED) as packed:
+        packed.writestr(ZipInfo(FOLDER_MARK), "memlens made this archive.\n")
+        for name in names:
+            packed.writestr(ZipInfo(name), (folder / name).read_bytes(), ZIP_DEFLATED)
+
+
+def _is_archive(head: bytes) -> bool:
+    """Return True for the first bytes of an archive that memlens wrote."""
+    return head.startswith(b"PK") and head[30:].startswith(FOLDER_MARK.encode())  # 30: the name of the first file
 
 
 class _Site:
