@@ -8,8 +8,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "memlens"
 
 # A part may import the parts of the rows above it, and no other part of its own row.
 ORDER = (
-    ("errors", "process_setup", "compiling", "signals", "progress"),
-    ("memory", "text", "settings"),
+    ("errors", "text", "process_setup", "compiling", "signals", "progress"),
+    ("memory", "settings"),
     ("files", "stats", "pool"),
     ("models", "corpus"),
     ("scanner",),

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from memlens.probing.saved import SparseProbe
     from memlens.tracer.attribution import in_common, integrate, silence_each
     from memlens.tracer.firing import coefficients_on, fires_on
-    from memlens.tracer.intervene import generate, intervene, promoting
+    from memlens.tracer.intervene import generate, hooked, intervene, promoting
     from memlens.tracer.intervention import Edit, Intervention
     from memlens.tracer.trace import trace
     from memlens.tracer.value_changes import ValueChange, save_changed, side_effects, trying
@@ -65,7 +65,7 @@ _NAMES = {
     "memlens.probing.saved": ("SparseProbe",),
     "memlens.tracer.attribution": ("in_common", "integrate", "silence_each"),
     "memlens.tracer.firing": ("coefficients_on", "fires_on"),
-    "memlens.tracer.intervene": ("generate", "intervene", "promoting"),
+    "memlens.tracer.intervene": ("generate", "hooked", "intervene", "promoting"),
     "memlens.tracer.intervention": ("Edit", "Intervention"),
     "memlens.tracer.trace": ("trace",),
     "memlens.tracer.value_changes": ("ValueChange", "save_changed", "side_effects", "trying"),
@@ -94,6 +94,7 @@ __all__ = [
     "experiment",
     "fires_on",
     "generate",
+    "hooked",
     "in_common",
     "integrate",
     "intervene",

@@ -14,6 +14,7 @@ from html import escape
 from typing import Any
 
 from memlens.errors import UnknownName
+from memlens.text import tail, visible
 
 _NAME = re.compile(r"[Ll]([0-9]{1,9})(?:([SsEe])([0-9]{1,9}))?[NnDd]([0-9]{1,9})")
 _BEGINNING = re.compile(r"[Ll]([0-9]{1,9})(?:([SsEe])([0-9]{1,9}))?(?:[NnDd]([0-9]{0,9}))?")
@@ -298,8 +299,19 @@ _MARK = "background:#ffe08a;color:#000;border-radius:2px"
 _CELL = "text-align:right;white-space:pre-wrap"
 
 
+_SHOWN = 10  # triggers in the repr of a list
+
+
 class TriggerList(list[Trigger]):
     """A list of triggers, best first. Notebooks display it as a table."""
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{trigger.rank:>4}  {trigger.coefficient:<8.4g}  {tail(trigger.before, 80)}«{visible(trigger.token)}»"
+            for trigger in self[:_SHOWN]
+        ]
+        more = [f"... {len(self) - _SHOWN:,} more"] * (len(self) > _SHOWN)
+        return "\n".join([f"{len(self):,} triggers", *lines, *more])
 
     def _repr_html_(self) -> str:
         rows = "".join(

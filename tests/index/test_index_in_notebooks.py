@@ -1,5 +1,6 @@
 """A notebook shades every token of a memory's triggers by its coefficient."""
 
+import pickle
 import re
 from pathlib import Path
 
@@ -7,9 +8,11 @@ import pytest
 import torch
 
 import memlens
-from memlens.errors import UnknownName
+from memlens.errors import SettingError, UnknownName
 from memlens.index.reader import Index
+from memlens.index.search import SearchQuery, search
 from memlens.testing import tiny_model, tiny_tokenizer
+from memlens.text import visible
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -45,3 +48,38 @@ def test_a_chart_of_no_experiment_is_refused(tmp_path: Path) -> None:
 def test_a_memory_has_a_short_repr(tiny_gpt2_index: Index) -> None:
     shown = repr(tiny_gpt2_index["L1N3"])
     assert shown.startswith("<L1N3 of ") and len(shown) < 200 and "\n" not in shown
+
+
+def test_a_query_result_has_a_short_repr_a_table_and_arrow(tiny_gpt2_index: Index) -> None:
+    rows = tiny_gpt2_index.sql("SELECT layer, memory, '<b>' AS word FROM {memories} WHERE layer < $1", [2])
+    assert isinstance(rows, list) and rows[0] == {"layer": 0, "memory": 0, "word": "<b>"}
+    assert repr(rows).count("{") == 10 and repr(rows).endswith(f"... {len(rows) - 10:,} more rows]")
+    assert "&lt;b&gt;" in rows._repr_html_() and rows._repr_html_().count("<tr>") == 11
+    table = rows.to_arrow()
+    assert (
+        table.to_pylist() == rows == pickle.loads(pickle.dumps(rows))
+        and str(table.schema.field("layer").type) == "int32"
+    )
+    frame = pytest.importorskip("pandas") and rows.to_pandas()
+    assert list(frame.columns) == ["layer", "memory", "word"] and len(frame) == len(rows)
+    empty = tiny_gpt2_index.sql("SELECT layer FROM {memories} WHERE layer = 99")
+    assert repr(empty) == "[]" and empty.to_arrow().column_names == ["layer"] and "0 rows" in empty._repr_html_()
+
+
+def test_a_search_finds_what_the_engine_finds_and_has_a_short_repr(tiny_gpt2_index: Index) -> None:
+    index = tiny_gpt2_index
+    found = index.search("river", limit=30, layers=(0, 1))
+    assert found == search(index, SearchQuery(("river",), limit=30, layers=(0, 1))) and found.total > 10
+    assert repr(found).splitlines()[0] == f"{found.total} memories" and len(repr(found).splitlines()) == 12
+    assert found._repr_html_().count("<tr>") == len(found.found) + 1
+    listed = index.search(order="frequency", limit=1).found[0]
+    assert listed.number == index.sql("SELECT max(frequency) AS most FROM {memories}")[0]["most"]
+    with pytest.raises(SettingError, match="unknown search option 'layer'"):
+        index.search("river", layer=1)
+
+
+def test_a_list_of_triggers_has_a_short_repr(tiny_gpt2_index: Index) -> None:
+    triggers = next(found for n in range(40) if len(found := tiny_gpt2_index.triggers(f"L0N{n}")) > 3)
+    lines = repr(triggers).splitlines()
+    assert lines[0] == f"{len(triggers)} triggers" and len(lines) <= 12
+    assert lines[1].endswith(f"«{visible(triggers[0].token)}»") and all(len(line) < 140 for line in lines)

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import memlens
+from memlens.errors import ModelError, SettingError
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
-from memlens.testing import FAMILIES
+from memlens.testing import FAMILIES, tiny_model, tiny_tokenizer
 from memlens.tracer.intervene import apply_edits, generate, intervene, promoting
 from memlens.tracer.intervention import Edit, Intervention
 from memlens.tracer.prompt import read_prompt
@@ -175,3 +176,21 @@ def test_a_model_of_whole_words_goes_on_in_words() -> None:
     found = generate(model, "the city of", 3)
     words = [model.tokenizer.token_text(token) for token in found.tokens]
     assert str(found) == "the city of " + " ".join(words)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2_moe"])
+def test_other_code_runs_the_edited_network(name: str) -> None:
+    model = memlens.load(tiny_model(name), tokenizer=tiny_tokenizer())
+    tokens = read_prompt(model, PROMPT).fed()
+    network, plain = model.network, model.logits(tokens)
+    with memlens.hooked(model, "L1=0") as edited:
+        assert edited is network
+        logits = edited(input_ids=tokens).logits
+        continued = edited.generate(input_ids=tokens, max_new_tokens=4, do_sample=False)  # with its cache
+    assert torch.equal(logits, run(model, Intervention.parse("L1=0"))) and not torch.equal(logits, plain)
+    assert tuple(continued[0, tokens.shape[1] :].tolist()) == generate(model, PROMPT, 4, "L1=0").tokens
+    assert torch.equal(model.logits(tokens), plain)
+    with pytest.raises(SettingError, match="names positions"), memlens.hooked(model, Edit(layer=1, positions=(0,))):
+        pass
+    with pytest.raises(ModelError, match="not a transformers model"), memlens.hooked(WORDS, "L1=0"):
+        pass

@@ -49,11 +49,13 @@ from memlens.index.format import (
     made_with,
 )
 from memlens.memory import MemoryId, MemoryNames, Prefix, Trigger, TriggerList
+from memlens.text import visible
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memlens.index.memory import ShownMemory
+    from memlens.index.search import SearchResult
     from memlens.models.memory_model import MemoryModel
 
 
@@ -74,6 +76,7 @@ def trigger_of(row: dict[str, Any], sentence: dict[str, Any] | None, vocabulary:
 
 
 _ROWS_AT_ONCE = 8192
+_ROWS_SHOWN = 10  # rows of a query result in its repr and in a notebook
 _MADE_BY = dict.fromkeys(("values", "keys", "routers", "tokens"), "memlens values")
 _MADE_BY |= dict.fromkeys(("patterns", "names", "lower_patterns"), "memlens patterns")
 _MADE_BY |= {"experiments": "memlens experiment", "roles": "memlens roles", "effects": "memlens roles --effects"}
@@ -337,7 +340,33 @@ class Index:
             names: list[str] = pq.ParquetFile(handle).schema_arrow.names
             return names
 
-    def sql(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
+    def search(self, *texts: str, place: str = "triggers", **options: Any) -> SearchResult:
+        """Find memories, like `memlens search`.
+
+        Args:
+            texts: The text to find, or several tokens with `place="values"`. None lists all memories.
+            place: Where to search: "triggers", "values" (promoted tokens), "patterns" or "name".
+            options: Other options of `memlens search`: layers, kind, agreement, role, order, limit, ends, ignore_case,
+                substring, bottom.
+
+        Returns:
+            The best matches and the total number of matches.
+
+        Raises:
+            SettingError: An option is not valid.
+            IndexFolderError: A table was not computed, or its file is missing or damaged.
+
+        Example:
+            >>> index.search("river", limit=3).place
+            'triggers'
+        """
+        from memlens.index.search import SearchQuery, search
+        from memlens.settings import split_options
+
+        (checked,) = split_options("search", {"place": place, **options}, SearchQuery)
+        return search(self, SearchQuery(**checked | {"texts": texts}))
+
+    def sql(self, query: str, parameters: Sequence[Any] = ()) -> QueryResult:
         """Return the rows of a DuckDB query.
 
         Args:
@@ -345,16 +374,17 @@ class Index:
             parameters: Values of $1, $2 and so on.
 
         Returns:
-            One dictionary per row.
+            A list of one dictionary per row, with the methods `to_arrow` and `to_pandas`.
 
         Raises:
-            IndexFolderError: DuckDB cannot run the query, or a table was not computed, is missing or damaged.
+            IndexFolderError: A table was not computed, or its file is missing or damaged.
+            SettingError: DuckDB cannot run the query.
 
         Example:
             >>> index.sql("SELECT count(*) AS n FROM {memories} WHERE layer = $1", [2])
             [{'n': 40}]
         """
-        return list(self.stream(query, parameters))
+        return QueryResult(self, query, parameters)
 
     def stream(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:
         """Yield the rows of a DuckDB query, for results that are too large for a list.
@@ -367,7 +397,8 @@ class Index:
             An iterator of one dictionary per row.
 
         Raises:
-            IndexFolderError: DuckDB cannot run the query, or a table was not computed, is missing or damaged.
+            IndexFolderError: A table was not computed, or its file is missing or damaged.
+            SettingError: DuckDB cannot run the query.
 
         Example:
             >>> sum(1 for row in index.stream("SELECT * FROM {memories}"))
@@ -390,7 +421,8 @@ class Index:
             {column: array}.
 
         Raises:
-            IndexFolderError: DuckDB cannot run the query, or a table was not computed, is missing or damaged.
+            IndexFolderError: A table was not computed, or its file is missing or damaged.
+            SettingError: DuckDB cannot run the query.
 
         Example:
             >>> index.arrays("SELECT max FROM {memories}")["max"].shape
@@ -410,7 +442,8 @@ class Index:
             An iterator of record batches.
 
         Raises:
-            IndexFolderError: DuckDB cannot run the query, or a table was not computed, is missing or damaged.
+            IndexFolderError: A table was not computed, or its file is missing or damaged.
+            SettingError: DuckDB cannot run the query.
 
         Example:
             >>> sum(batch.num_rows for batch in index.batches("SELECT * FROM {memories}"))
@@ -482,10 +515,12 @@ class Index:
             if isinstance(error, OSError):
                 raise
             why = str(error).strip().partition("\n")[0]
-            is_name = isinstance(error, (duckdb.CatalogException, duckdb.ParserException))
-            advice = "; write tables in braces, like {memories}" if is_name else ""
+            if isinstance(error, duckdb.CatalogException | duckdb.BinderException | duckdb.ParserException):
+                is_name = isinstance(error, (duckdb.CatalogException, duckdb.ParserException))
+                advice = "; write tables in braces, like {memories}" if is_name else ""
+                raise SettingError(f"the query is invalid: {why.partition(': ')[2]}{advice}") from error
             failure = "cannot read" if isinstance(error, pa.ArrowException) else "a query failed on"
-            raise IndexFolderError(f"{failure} {self.folder}: {why}{advice}") from error
+            raise IndexFolderError(f"{failure} {self.folder}: {why}") from error
 
     def triggers(self, memory: str | MemoryId, end: str = "top", limit: int | None = None) -> TriggerList:
         """Return the triggers of a memory with their text, best first.
@@ -763,6 +798,52 @@ class Index:
         }
         rows = "".join(f"<tr><th>{name}</th><td>{escape(fact)}</td></tr>" for name, fact in facts.items())
         return f"<table><caption>Index {escape(str(self.folder))}</caption>{rows}</table>"
+
+
+class QueryResult(list[dict[str, Any]]):
+    """The rows of a query, one dictionary each. Notebooks show them as a table."""
+
+    def __init__(self, index: Index, query: str, parameters: Sequence[Any] = ()) -> None:
+        super().__init__(index.stream(query, parameters))
+        self._index, self._query, self._parameters = index, query, tuple(parameters)
+
+    def to_arrow(self) -> pa.Table:
+        """Run the query again and return its result as an Arrow table.
+
+        Returns:
+            The table, whose columns have the types of the query.
+
+        Example:
+            >>> index.sql("SELECT layer, max FROM {memories}").to_arrow().num_rows
+            120
+        """
+        with self._index._run_query(self._query, self._parameters) as cursor:
+            return cursor.to_arrow_reader().read_all()
+
+    def to_pandas(self) -> Any:
+        """Run the query again and return its result as a pandas DataFrame. Needs pandas.
+
+        Returns:
+            The DataFrame.
+        """
+        return self.to_arrow().to_pandas()
+
+    def __reduce__(self) -> tuple[type[list[Any]], tuple[list[Any]]]:
+        return list, (list(self),)  # other processes receive the rows without the index
+
+    def __repr__(self) -> str:
+        if len(self) <= _ROWS_SHOWN:
+            return super().__repr__()
+        rows = ", ".join(map(repr, self[:_ROWS_SHOWN]))
+        return f"[{rows}, ... {len(self) - _ROWS_SHOWN:,} more rows]"
+
+    def _repr_html_(self) -> str:
+        heads = "".join(f"<th>{escape(name)}</th>" for name in (self[0] if self else ()))
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{escape(visible(str(cell)))}</td>" for cell in row.values()) + "</tr>"
+            for row in self[:_ROWS_SHOWN]
+        )
+        return f"<table><caption>{len(self):,} rows</caption><tr>{heads}</tr>{rows}</table>"
 
 
 def open_index(folder: Index | str | PathLike[str]) -> Index:

@@ -12,12 +12,14 @@ DuckDB searches the tables. Filters apply to every kind of search.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any, Literal, get_args
 
 from memlens.errors import SettingError, UnknownName
 from memlens.index.memory import read_summaries
 from memlens.index.reader import Index, trigger_of
 from memlens.memory import ROLES, MemoryId, Trigger, parse_beginning
+from memlens.text import visible
 
 Place = Literal["triggers", "values", "patterns", "name"]
 Kind = Literal["none", "shallow", "semantic", "both"]
@@ -33,6 +35,7 @@ _VALUE_COLUMNS = {"top": ("tokens", "p"), "bottom": ("bottom_tokens", "bottom_p"
 _MOST_HITS = 10**9
 _MOST_LETTERS = 1000  # maximum number of characters of a query
 _MOST_PIECES = 50  # maximum number of tokens to show for a text that is not one token
+_SHOWN = 10  # memories in the repr of a result
 _MOST_TOKENS = 200  # maximum number of tokens that contain a text
 
 
@@ -135,7 +138,7 @@ class StatisticHit(MemoryHit):
     number: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SearchResult:
     """The best matches and the total number of matches."""
 
@@ -144,6 +147,19 @@ class SearchResult:
     total: int
     found: tuple[TriggerHit | ValueHit | PatternHit | StatisticHit | MemoryHit, ...]
     note: str | None = None
+
+    def __repr__(self) -> str:
+        lines = [f"{hit.name!s:<9} {visible(hit.summary or '')}" for hit in self.found[:_SHOWN]]
+        more = [f"... {self.total - len(lines):,} more"] * (self.total > len(lines))
+        return "\n".join([f"{self.total:,} memories", *lines, *more])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{hit.name}</td><td style='text-align:left'>{escape(visible(hit.summary or ''))}</td></tr>"
+            for hit in self.found
+        )
+        caption = f"{len(self.found):,} of {self.total:,} memories"
+        return f"<table><caption>{caption}</caption><tr><th>memory</th><th>summary</th></tr>{rows}</table>"
 
 
 Rows = list[dict[str, Any]]

@@ -5,7 +5,7 @@ The positions of an intervention count the prompt's tokens. In the model's input
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memlens.errors import SettingError, UnknownName
+from memlens.errors import ModelError, SettingError, UnknownName
 from memlens.index.reader import Index, open_index
 from memlens.index.search import SearchQuery, ValueHit, search_values
 from memlens.memory import ExpertId, MemoryId
 from memlens.models.groups import MemoryGroup
+from memlens.models.huggingface import HuggingFaceModel
 from memlens.models.memory_model import MemoryModel
 from memlens.text import plain
 from memlens.tracer.intervention import Edit, Intervention
@@ -171,6 +172,37 @@ def effect_of(
     after, log_q = edited.trace(position, before.token.id, against, top, index)
     changes = before.prediction.id != after.prediction.id
     return InterventionEffect(intervention, before, after, float(divergence(log_p, log_q)), changes)
+
+
+@contextmanager
+def hooked(model: Source, edits: Intervention | Edit | str | Iterable[Edit | str]) -> Iterator[Any]:
+    """Lend the transformers model with edits applied, for code that is not part of memlens.
+
+    The edits apply at every position of every forward pass inside the `with` block, also in `generate`, and are removed
+    at its end. Code that copies the weights into a network of its own does not see them.
+
+    Args:
+        model: A model, an argument of `load`, or an index.
+        edits: An Intervention, or its edits as Edit or text.
+
+    Returns:
+        A context manager, whose value is the `PreTrainedModel`.
+
+    Raises:
+        ModelError: The model is not a transformers model.
+        SettingError: An edit names single positions, or does not fit the model.
+
+    Example:
+        >>> import torch
+        >>> with memlens.hooked(model, "L1N7=0") as network:
+        ...     network(input_ids=torch.tensor([[1, 2, 3]])).logits.shape[1]
+        3
+    """
+    loaded, _ = open_model(model)
+    if not isinstance(loaded, HuggingFaceModel):
+        raise ModelError(f"{loaded.name} ({loaded.family}) is not a transformers model; use memlens.generate or trace")
+    with loaded.running(), apply_edits(loaded, Intervention.of(edits)):
+        yield loaded.network
 
 
 @dataclass(frozen=True)
