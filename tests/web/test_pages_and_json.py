@@ -67,7 +67,7 @@ def test_a_memory(client: TestClient, index: Index, run: Run, name: str) -> None
     shown = command(run, "show", index.folder, name)
     assert shown.pop("related") == client.get(f"/api/memories/{name}/related?limit=20").json()
     assert client.get(f"/api/memories/{name}").json() == shown | {"labels": [], "unfinished": None}
-    facts = dict(re.findall(r"<div><dt>([\w ]+)</dt><dd>([^<]*)", html))
+    facts = dict(re.findall(r"<div[^>]*><dt>([\w ]+)</dt><dd>([^<]*)", html))
     assert [facts[one] for one in ("max", "mean", "min")] == [cell(shown[n]) for n in ("max", "mean", "min")]
     assert facts["active on"] == probability(shown["frequency"])
     assert facts["max p"] == probability(shown["value"]["max_p"])

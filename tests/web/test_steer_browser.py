@@ -60,6 +60,17 @@ def test_switches_sliders_and_a_second_set(open_page: Open) -> None:
     page.wait_for_url(lambda url: "other=" not in url)
 
 
+def test_memories_that_matter_for_the_prompt_are_suggested(open_page: Open, index: Index) -> None:
+    page = open_page("/steer?prompt=The+river+runs&count=4")
+    page.locator(".suggestions button").nth(4).wait_for()
+    strongest = memlens.trace(index, "The river runs").memories[:5]
+    buttons = page.locator(".column[data-set=set] .suggestions button")
+    assert [text.split()[0] for text in buttons.all_inner_texts()] == [str(one.memory) for one in strongest]
+    buttons.first.click()
+    page.wait_for_url(f"**set={strongest[0].memory}%3D0*")
+    page.locator(DONE).first.wait_for()
+
+
 def test_a_saved_circuit_is_opened(open_page: Open, index: Index, tmp_path: Path) -> None:
     page = open_page("/steer?prompt=The+river+runs&count=4")
     edits = [f"L1N{number}={number / 3}" for number in range(30)] + ["L0=x0.5"]

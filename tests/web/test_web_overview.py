@@ -14,6 +14,7 @@ from memlens.index.reader import Index
 from memlens.memory import GroupShape, MemoryNames
 from memlens.pattern.related import order_by_likeness
 from memlens.role.table import ROLES_SCHEMA
+from memlens.text import tail
 from memlens.web.memory_map import CLASSES, NOTHING, Statistics, draw_map
 
 
@@ -223,6 +224,22 @@ def test_the_report_runs_in_a_sandbox(client_of: Callable[..., TestClient], own_
 def test_the_overview_lists_memories_to_read_first_and_a_random_one(client: TestClient, index: Index) -> None:
     worth = client.get("/api/worth-reading").json()
     assert 0 < len(worth) <= 6 and len({one["name"].split("N")[0] for one in worth}) == len(worth)
+    scores = {}  # best sum of held-out AUROCs and agreement of each layer
+    for row in index.sql("SELECT * FROM {patterns} p JOIN {names} n USING (layer, memory) WHERE auroc > 0.7"):
+        score = row["auroc"] + (0.5 if row["auroc_same_token"] is None else row["auroc_same_token"])
+        best = scores.setdefault((row["layer"], row["memory"]), [0.0, 0.25 * bool(row["agrees"]), row["triggers"]])
+        best[0] = max(best[0], score)
+    by_layer: dict[int, float] = {}
+    for (layer, _), (score, agrees, triggers) in scores.items():
+        if triggers >= 10:
+            by_layer[layer] = max(by_layer.get(layer, 0.0), score + agrees)
+    shown = [one["auroc"] + (one["auroc_same_token"] or 0.5) + 0.25 * one["agrees"] for one in worth]
+    assert shown == pytest.approx(sorted(by_layer.values(), reverse=True)[:6])
+    assert all(
+        one["triggers"]
+        == [[tail(trigger.before, 60), trigger.token] for trigger in index.triggers(one["name"], limit=3)]
+        for one in worth
+    )
     page = client.get("/").text
     assert all(f'href="/m/{one["name"]}"' in page for one in worth)
     for _ in range(5):

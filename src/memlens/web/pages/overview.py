@@ -10,10 +10,12 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel
 
 from memlens.errors import UnknownName
-from memlens.index.format import EXPERIMENTS, REPORT
+from memlens.experiments.run import EXPERIMENTS
+from memlens.index.format import EXPERIMENTS as EXPERIMENTS_FOLDER, REPORT
 from memlens.index.memory import read_routing, read_summaries
 from memlens.reports.report import WORKBENCH, with_links
 from memlens.reports.sections import Section, Tables, make_sections
+from memlens.text import tail
 from memlens.web.memory_map import (
     LayerStatistics,
     MemoryMap,
@@ -34,7 +36,7 @@ _CHARTS_LOCK = Lock()  # lets concurrent requests draw the charts only once
 
 def list_experiment_tables(index: ServedIndex) -> list[str]:
     """Return the names of the tables of experiments that were run."""
-    return sorted(name.removesuffix(".parquet") for name in index.manifest.files if name.startswith(EXPERIMENTS))
+    return sorted(name.removesuffix(".parquet") for name in index.manifest.files if name.startswith(EXPERIMENTS_FOLDER))
 
 
 def read_charts(index: ServedIndex) -> list[Section]:
@@ -71,6 +73,22 @@ class Counts(BaseModel):
     prefixes: int
 
 
+class Example(BaseModel):
+    """A memory to read first, with the held-out scores of its best pattern. `auroc_same_token` compares triggers with
+    prefixes that have the same last token. `covered` is the share of its triggers that its patterns cover.
+    """
+
+    name: str
+    pattern: str
+    kind: str
+    auroc: float
+    auroc_same_token: float | None
+    covered: float
+    triggers: list[tuple[str, str]]  # the end of the text before the last token, and the last token
+    promotes: list[str]
+    agrees: bool  # whether the value promotes the token that follows the triggers
+
+
 class Brief(BaseModel):
     """A summary of one memory in one line."""
 
@@ -101,7 +119,7 @@ def overview_content(bench: Workbench, by: str = "max", sort: str = "place") -> 
         "sort": sort if sort in sorts else "place",
         "missing": _list_missing(bench),
         "worth": worth_reading(index),
-        "has_experiments": bool(list_experiment_tables(index)),
+        "experiments": sum(index.has(f"experiments/{name}") for name in EXPERIMENTS),
         "has_report": (index.folder / REPORT).is_file(),
     }
 
@@ -138,8 +156,8 @@ def report_page(bench: Bench) -> Response:
 
 
 @router.get("/api/worth-reading")
-def read_worth_reading(bench: Bench) -> list[Brief]:
-    """List memories to read first. `value` is the share of the memory's triggers that its patterns cover."""
+def read_worth_reading(bench: Bench) -> list[Example]:
+    """List the memories whose patterns have the highest held-out scores, at most one per layer."""
     return worth_reading(bench.index)
 
 
@@ -218,31 +236,43 @@ def read_experiment_charts(bench: Bench) -> list[Section]:
 
 _WORTH = """
 WITH tested AS (
-    SELECT layer, memory, max(coalesce(precision, confidence) + CASE WHEN kind = 'semantic' THEN 0.5 ELSE 0 END) AS held
-    FROM {patterns} WHERE coalesce(auroc, 1) > 0.7 GROUP BY layer, memory
-), scored AS (
-    SELECT layer, memory, name, covered / triggers AS share,
-           coalesce(held, 0) + CASE WHEN agrees THEN 0.5 ELSE 0 END AS worth
-    FROM {names} LEFT JOIN tested USING (layer, memory) WHERE triggers >= 10
+    SELECT *, auroc + coalesce(auroc_same_token, 0.5) AS held_out,
+           row_number() OVER (PARTITION BY layer, memory ORDER BY held_out DESC, pattern) AS place
+    FROM {patterns} WHERE auroc > 0.7
 ), best AS (
-    SELECT *, row_number() OVER (PARTITION BY layer ORDER BY worth DESC, share DESC, memory) AS place FROM scored
+    SELECT layer, memory, description, kind, auroc, auroc_same_token, covered / triggers AS covered, promotes,
+           coalesce(agrees, false) AS agrees, held_out + CASE WHEN agrees THEN 0.25 ELSE 0 END AS evidence
+    FROM {names} JOIN tested USING (layer, memory) WHERE place = 1 AND triggers >= 10
 )
-SELECT layer, memory, name, share FROM best WHERE place = 1 ORDER BY worth DESC, layer LIMIT $1
+SELECT * FROM best QUALIFY row_number() OVER (PARTITION BY layer ORDER BY evidence DESC, covered DESC, memory) = 1
+ORDER BY evidence DESC, layer LIMIT $1
 """
 
 
-def worth_reading(index: ServedIndex, count: int = 6) -> list[Brief]:
-    """Return the best examples: memories with a pattern that holds for held-out triggers, at most one per layer.
+def worth_reading(index: ServedIndex, count: int = 6) -> list[Example]:
+    """Return the memories with the best evidence, at most one per layer.
 
-    A memory gets up to one point for the precision of its pattern, half a point if it has a topic, and half a point if
-    its value promotes the next token.
+    The evidence is the sum of the best pattern's two held-out AUROCs, plus 0.25 if the value promotes the token that
+    follows the triggers.
     """
     if not (index.has("names") and index.has("patterns")):
         return []
-    rows = index.remember(("worth reading", count), lambda: index.sql(_WORTH, [count]))
+    return index.remember(("worth reading", count), lambda: _read_examples(index, count))
+
+
+def _read_examples(index: ServedIndex, count: int) -> list[Example]:
+    rows = index.sql(_WORTH, [count])
+    names = [index.names.name(row["layer"], row["memory"]) for row in rows]
+    triggers = index.triggers_of(names, limit=3)
     return [
-        Brief(name=str(index.names.name(row["layer"], row["memory"])), value=row["share"], summary=row["name"])
-        for row in rows
+        Example(
+            name=str(name),
+            pattern=row["description"],
+            **{field: row[field] for field in ("kind", "auroc", "auroc_same_token", "covered", "agrees")},
+            triggers=[(tail(trigger.before, 60), trigger.token) for trigger in triggers[name]],
+            promotes=[index.vocabulary[token] for token in row["promotes"] or ()],
+        )
+        for name, row in zip(names, rows, strict=True)
     ]
 
 

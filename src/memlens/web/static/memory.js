@@ -24,8 +24,6 @@ for (const chip of article.querySelectorAll("[data-pattern]")) chip.addEventList
 
 // Shading: the coefficient at every token of the triggers
 
-const KEPT = 260; // number of characters to show before the trigger position, as on the unshaded page
-
 /** Returns text as the server's pages show it. */
 const visible = (text) => text.replace(/[\n\r]/g, "⏎").replace(/\t/g, "⇥").replace(/[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\u202a-\u202e\u2066-\u2069]/gu, "\ufffd");
 
@@ -45,10 +43,15 @@ function shade(line, trigger, strongest) {
   const before = line.querySelector(".before");
   const mark = line.querySelector("mark");
   if (trigger.position < 0) return;
-  let first = trigger.position;
-  for (let length = 0; first > 0 && length + trigger.tokens[first - 1].length <= KEPT; first--) length += trigger.tokens[first - 1].length;
-  const parts = trigger.tokens.slice(first, trigger.position).map((token, place) => shaded(token, trigger.coefficients[first + place], strongest));
-  before.replaceChildren(...(first > 0 ? ["…"] : []), ...parts);
+  // divide the shown text into tokens from its end, so that no line moves
+  let rest = before.textContent;
+  const parts = [];
+  for (let place = trigger.position - 1; place >= 0 && rest; place--) {
+    const start = Math.max(0, rest.length - visible(trigger.tokens[place]).length);
+    parts.unshift(shaded(rest.slice(start), trigger.coefficients[place], strongest));
+    rest = rest.slice(0, start);
+  }
+  before.replaceChildren(rest, ...parts);
   const at = shaded(mark.textContent, trigger.coefficients[trigger.position], strongest);
   at.classList.add("shade", "at");
   mark.replaceWith(at);
@@ -67,7 +70,6 @@ async function shadeAll() {
   } catch (error) {
     status.textContent = `Cannot shade tokens: ${error.message}`;
   }
-  status.hidden = false;
   article.dataset.shaded = "yes";
 }
 
@@ -278,7 +280,7 @@ document.addEventListener("keydown", (event) => {
 
 const model = document.querySelector(".model-status");
 async function askModel() {
-  if (model.dataset.status === "failed") for (const holder of article.querySelectorAll(".nearest-holder")) holder.textContent = model.title;
+  if (model.dataset.status === "failed") for (const holder of article.querySelectorAll(".live, .nearest-holder")) holder.textContent = model.title;
   if (model.dataset.status !== "ready") return;
   await shadeAll();
   await showNearest();

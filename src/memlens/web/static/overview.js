@@ -288,7 +288,7 @@ async function showCharts(charts) {
   try {
     const [sections] = await Promise.all([ask("/api/charts"), library("vega.js")]);
     const made = sections.map(article);
-    charts.append(...made);
+    charts.replaceChildren(wait, ...made);
     for (const [number, one] of sections.entries()) {
       const places = made[number].querySelectorAll(".chart");
       for (const [which, chart] of one.charts.entries()) {

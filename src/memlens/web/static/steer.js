@@ -183,6 +183,19 @@ async function showNext(column, query, signal) {
   const tokens = (found.after ?? found).layers.at(-1).output.slice(0, 6);
   const title = html("h3", { textContent: found.kl === undefined ? "Next token" : `Next token, KL ${found.kl.toPrecision(3)} nats` });
   column.querySelector(".next").replaceChildren(title, tokenBars(tokens));
+  if (column === original) suggest(found);
+}
+
+/** Offers the memories with the largest effect on the prediction of the original as edits. */
+function suggest({ memories, prediction }) {
+  const effect = (one) => `${one.effect > 0 ? "+" : "−"}${Math.abs(one.effect).toFixed(2)}`;
+  for (const line of document.querySelectorAll(".suggestions")) {
+    const buttons = memories.slice(0, 5).map((one) => {
+      const title = `effect on the logit of “${prediction.text}”${one.patterns.length ? `; ${one.patterns[0]}` : ""}`;
+      return html("button", { type: "button", textContent: `${one.memory} ${effect(one)}`, title, value: one.memory });
+    });
+    line.replaceChildren("matter most for this prediction:", ...buttons);
+  }
 }
 
 function show() {
@@ -211,6 +224,11 @@ for (const column of columns.slice(1)) {
     const field = event.target.querySelector("input");
     addEdit(column, field.value);
     field.value = "";
+    show();
+  });
+  column.querySelector(".suggestions").addEventListener("click", (event) => {
+    if (!event.target.value) return;
+    addEdit(column, `${event.target.value}=0`);
     show();
   });
   column.querySelector("[type=file]").addEventListener("change", (event) => openFile(column, event.target));
