@@ -8,6 +8,7 @@ extensions = ["myst_parser"]
 myst_heading_anchors = 4
 html_theme = "furo"
 html_title = "memlens"
+html_favicon = "../src/memlens/web/static/icon.svg"
 exclude_patterns: list[str] = []
 suppress_warnings = ["misc.highlighting_failure"]  # code blocks may contain program output
 

@@ -48,10 +48,15 @@ def run_python(page: str) -> dict[str, Any]:
     return names
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/api.md"])
 def test_the_python_of_a_page_runs(page: str, newcomer: Path) -> None:
     run_python((ROOT / page).read_text(encoding="utf-8"))
     assert (newcomer / "gpt2-index" / "manifest.json").is_file()
+
+
+def test_the_python_of_the_page_on_other_libraries_runs(newcomer: Path) -> None:
+    names = run_python((ROOT / "docs" / "bridges.md").read_text(encoding="utf-8"))
+    assert not names["logits"].equal(names["network"](input_ids=names["tokens"]).logits)
 
 
 def test_the_python_of_the_page_on_tracing_runs(reader: Path) -> None:
