@@ -87,7 +87,9 @@ class FakeDevices(TorchFunctionMode):
         torch.__future__.set_overwrite_module_params_on_conversion(True)  # parameters cannot change their device
         self._patches = ExitStack()
         self._patches.enter_context(patch("memlens.models.huggingface._check_plain_weights"))  # these reject subclasses
-        self._patches.enter_context(patch("torch.inference_mode", torch.no_grad))
+        # tensors of inference mode cannot be wrapped
+        for name in ("__enter__", "__exit__"):
+            self._patches.enter_context(patch.object(torch.inference_mode, name, getattr(torch.no_grad, name)))
         self._operations = _Operations(self.rejects_float64)
         self._operations.__enter__()
         super().__enter__()
@@ -104,6 +106,8 @@ class FakeDevices(TorchFunctionMode):
         if func in (torch.tensor, torch.as_tensor) and (device := kwargs.pop("device", None)) is not None:
             tensor = func(*args, **kwargs)
             return self._copy(tensor, torch.device(device), tensor.dtype)
+        if func == Tensor.data.__set__ and isinstance(args[0], DeviceTensor):  # type: ignore[attr-defined]
+            args[0].inner = args[1].inner
         if func is Tensor.cpu:
             return self._copy(args[0], torch.device("cpu"), args[0].dtype)
         if func is Tensor.to:

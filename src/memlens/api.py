@@ -12,6 +12,7 @@ called, so lookups do not load torch. `analyze` and `demo`, which run all stages
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -74,7 +75,7 @@ def scan(
     out: Source,
     resume: bool = True,
     device: str = "auto",
-    dtype: str = "float32",
+    dtype: str = "auto",
     tokenizer: Any = None,
     progress: Progress = no_progress,
     **options: Any,
@@ -87,7 +88,7 @@ def scan(
         out: Folder to write the index to.
         resume: True resumes the scan in the folder. False replaces it.
         device: Device to run the model on: "auto", "cpu", "cuda", "mps" or another torch device.
-        dtype: Weight dtype of the model.
+        dtype: Weight dtype of the model. "auto" is the checkpoint's dtype on a GPU and float32 on a CPU.
         tokenizer: Tokenizer to use with a loaded transformers model.
         progress: Called with the name of the step, the completed work and the total.
         **options: Fields of ScanSettings (top=50, layers="0-5,11", ...), CorpusSettings (unit, column) and
@@ -109,9 +110,10 @@ def scan(
     from memlens.index.build import build_index
     from memlens.index.shards import open_shard
     from memlens.index.staging import recorded_threads
+    from memlens.models.info import faster_dtype_note
     from memlens.models.load import load
     from memlens.pool import import_ray, usable_cores
-    from memlens.scanner.resources import choose_workers
+    from memlens.scanner.resources import BATCH_TOKENS, choose_workers
     from memlens.scanner.state import ShardNumber
 
     folder = folder_of(out)
@@ -125,6 +127,10 @@ def scan(
     sources = corpus_settings(corpus, **cutting)
     load_options: dict[str, Any] = {} if run.device_map is None else {"device_map": run.device_map}
     memory_model = load(model, tokenizer=tokenizer, device=device, dtype=dtype, **load_options)
+    if line := faster_dtype_note(memory_model):
+        print(f"memlens: {line}", file=sys.stderr)
+    if "batch_tokens" not in scanning:
+        settings = replace(settings, batch_tokens=BATCH_TOKENS.get(memory_model.device.type, settings.batch_tokens))
     workers, threads = choose_workers(run, memory_model, settings, sources, recorded, is_complete(folder) and resume)
     build_index(
         memory_model,

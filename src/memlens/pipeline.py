@@ -108,7 +108,7 @@ def analyze(
     out: api.Source,
     resume: bool = True,
     device: str = "auto",
-    dtype: str = "float32",
+    dtype: str = "auto",
     tokenizer: Any = None,
     tokens: int = ValueSettings.top,
     reading: str | None = None,
@@ -128,7 +128,7 @@ def analyze(
         out: Folder to write the index and report.html to.
         resume: True resumes the work in the folder. False replaces it.
         device: Device to run the model on: "auto", "cpu", "cuda", "mps" or another torch device.
-        dtype: Weight dtype of the model.
+        dtype: Weight dtype of the model. "auto" is the checkpoint's dtype on a GPU and float32 on a CPU.
         tokenizer: Tokenizer to use with a loaded transformers model.
         tokens: Number of top tokens to store per value.
         reading: How to project values onto the vocabulary, "folded" or "raw". None uses the model's default.

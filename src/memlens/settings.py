@@ -572,7 +572,13 @@ class ScanSettings(Settings):
         choices=("auto", "yes", "no"),
     )
     batch_tokens: int = option(
-        4096, "Maximum number of tokens per batch.", metavar="N", panel=RUN, minimum=1, maximum=2**24
+        4096,
+        "Maximum number of tokens per batch.",
+        metavar="N",
+        panel=RUN,
+        default_text="4096; 16384 on an NVIDIA GPU, 8192 on a Mac's",
+        minimum=1,
+        maximum=2**24,
     )
     bos_prefix: bool = False  # True if the BOS token alone counts as a prefix, at position -1
     whole_sentence: bool = True  # True if the whole sentence counts as a prefix

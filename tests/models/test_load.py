@@ -4,6 +4,7 @@ import json
 import resource
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, GPT2ForSequenceClassification, GPT2Model
 from transformers.utils import logging
 
+from fake_device import FakeDevices
 from memlens.errors import ModelError, ModelNotFound, SettingError, UnsupportedModel
-from memlens.models import load as loading
+from memlens.models import info, load as loading
 from memlens.models.huggingface import quiet_transformers
 from memlens.models.load import load
 from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
@@ -99,6 +101,38 @@ def test_dtype_and_device_are_respected(folder):
     assert load(folder, dtype=torch.float64).dtype == torch.float64
     refused(SettingError, folder, "'int8'", "float32", dtype="int8")
     refused(SettingError, folder, "'abacus'", "cpu", device="abacus")
+
+
+def test_automatic_dtypes_are_float32_on_a_cpu_and_the_checkpoints_on_a_gpu(tmp_path):
+    tiny_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
+    model = load(tmp_path, tokenizer=tiny_tokenizer())
+    assert (model.dtype, model.stored_dtype) == (torch.float32, torch.bfloat16)
+    with FakeDevices():
+        model = load(tmp_path, tokenizer=tiny_tokenizer(), device="mps", prove=False)
+        assert (model.dtype, model.stored_dtype, model.device.type) == (torch.bfloat16, torch.bfloat16, "mps")
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_mac_uses_its_gpu_only_after_a_self_check(folder, monkeypatch, capsys, works):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    if not works:
+        monkeypatch.setattr(torch, "searchsorted", Mock(side_effect=NotImplementedError("no such operation")))
+    with FakeDevices():
+        device = loading._device("auto")
+    assert device.type == ("mps" if works else "cpu")
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and ("runs on the GPU" in message) == works
+
+
+def test_fast_bfloat16_is_reported_for_a_bfloat16_checkpoint(tmp_path, monkeypatch):
+    tiny_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
+    model = load(tmp_path, tokenizer=tiny_tokenizer())
+    for gain in (0.3, 1.77):
+        monkeypatch.setattr(info, "bfloat16_gain", lambda _matrix, gain=gain: gain)
+        assert ("1.8 times as fast" in (info.faster_dtype_note(model) or "")) == (gain > 1)
+    model.stored_dtype = torch.float32
+    assert info.faster_dtype_note(model) is None
+    assert info.bfloat16_gain(torch.ones(40, 24)) > 0
 
 
 def test_a_dtype_that_the_device_does_not_support_is_rejected(folder, monkeypatch):

@@ -73,7 +73,7 @@ _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 @option("--estimate/--no-estimate", default=True, help="Measure the speed of a scan, in about a second. Default: yes.")
 def info(screen: Screen, model: str, device: str, dtype: str, threads: int | None, estimate: bool) -> None:
     """Describe a model, verify that its memories are read correctly, and estimate the cost of a scan."""
-    from memlens.models.info import describe
+    from memlens.models.info import describe, faster_dtype_note
     from memlens.models.load import load
     from memlens.pool import usable_cores
     from memlens.scanner.resources import estimate_scan
@@ -83,6 +83,8 @@ def info(screen: Screen, model: str, device: str, dtype: str, threads: int | Non
         _note_memory(screen, model, dtype)
     loaded = load(model, device=device, dtype=dtype)
     facts = describe(loaded)
+    if line := faster_dtype_note(loaded):
+        screen.note(line)
     if estimate:
         screen.detail("measuring the speed of a scan on random tokens …")
     cost = estimate_scan(loaded, settings) if estimate else None

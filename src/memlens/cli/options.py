@@ -171,10 +171,11 @@ device_option = option(
 )
 dtype_option = option(
     "--dtype",
-    default="float32",
+    default="auto",
     metavar="NAME",
     panel=RUN,
-    help="Data type of the weights: float32, bfloat16, float16 or float64.",
+    help="Data type of the weights: float32, bfloat16, float16, float64, or auto: the checkpoint's type on a GPU, "
+    "float32 on a CPU.",
 )
 threads_option = setting_option(RunSettings, "threads")
 validation_option = option(

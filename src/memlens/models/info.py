@@ -1,8 +1,11 @@
 """Facts about a loaded model, and the number of parameters of a model that is not loaded yet."""
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from memlens.errors import MemlensError
 from memlens.models.gguf import read_head
@@ -10,6 +13,9 @@ from memlens.models.huggingface import check_kind
 from memlens.models.load import bundled_folder, check_text_config, network_without_weights, read_config
 from memlens.models.memory_model import MemoryModel
 from memlens.models.proof import Proof
+
+_STATES = 128  # number of states in the product that is measured
+_WORTHWHILE = 1.1  # least gain that is reported
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,33 @@ def describe(model: MemoryModel) -> ModelInfo:
         dtype=str(model.dtype).removeprefix("torch."),
         proof=model.proof,
     )
+
+
+def faster_dtype_note(model: MemoryModel) -> str | None:
+    """Return a line about bfloat16 if the checkpoint is bfloat16 and this CPU computes it faster than float32."""
+    if model.device.type != "cpu" or model.dtype != torch.float32 or model.stored_dtype != torch.bfloat16:
+        return None
+    gain = bfloat16_gain(model.first.groups[0].keys)
+    if gain < _WORTHWHILE:
+        return None
+    return (
+        f"the checkpoint is bfloat16, and this processor multiplies its matrices {gain:.1f} times as fast in bfloat16 "
+        "as in float32; --dtype bfloat16 saves time, but more coefficients are equal"
+    )
+
+
+def bfloat16_gain(matrix: torch.Tensor) -> float:
+    """Return how many times as fast the product of states with a matrix [n, d] is in bfloat16 as in float32."""
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        weights, states = matrix.to(dtype), torch.ones(_STATES, matrix.shape[1], dtype=dtype)
+        times = []
+        for _ in range(3):
+            began = time.perf_counter()
+            torch.nn.functional.linear(states, weights)
+            times.append(time.perf_counter() - began)
+        seconds[dtype] = min(times)
+    return seconds[torch.float32] / seconds[torch.bfloat16]
 
 
 def count_parameters(model: str | os.PathLike[str]) -> int | None:

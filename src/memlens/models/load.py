@@ -11,6 +11,8 @@ import io
 import json
 import os
 import re
+import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -57,8 +59,15 @@ class _Options:
 
     tokenizer: Any
     device: torch.device
-    dtype: torch.dtype
+    dtype: torch.dtype | None  # None for the checkpoint's dtype on a GPU and float32 on a CPU
     device_map: Any
+
+    def dtype_for(self, stored: torch.dtype = torch.float32) -> torch.dtype:
+        """Return the dtype of the weights of a checkpoint that is stored in a dtype."""
+        if self.dtype is not None:
+            return self.dtype
+        is_default = self.device.type == "cpu" or stored == torch.float64 or not _has_dtype(self.device, stored)
+        return torch.float32 if is_default else stored
 
 
 def load(
@@ -66,7 +75,7 @@ def load(
     *,
     tokenizer: Any = None,
     device: str | torch.device = "auto",
-    dtype: str | torch.dtype = "float32",
+    dtype: str | torch.dtype = "auto",
     device_map: Any = None,
     prove: bool = True,
 ) -> MemoryModel:
@@ -77,8 +86,9 @@ def load(
             keeps its device and dtype and is switched to evaluation mode. A MemoryModel is returned unchanged.
         tokenizer: A tokenizer or the name of one. It replaces the checkpoint's own. A loaded model needs one to work
             with text.
-        device: "auto", "cpu", "cuda", "mps" or another torch device.
-        dtype: "float32", "bfloat16", "float16" or "float64".
+        device: "auto", "cpu", "cuda", "mps" or another torch device. "auto" is a GPU if there is one that works.
+        dtype: "float32", "bfloat16", "float16", "float64", or "auto": the checkpoint's dtype on a GPU and float32 on a
+            CPU.
         device_map: Distributes the layers of a checkpoint over devices, as in transformers ("auto", "balanced", ...).
             Overrides `device`.
         prove: Run the proof. Without it, a wrongly recognized model goes unnoticed.
@@ -100,7 +110,7 @@ def load(
     if isinstance(model, MemoryModel):
         return model
     if isinstance(model, (str, os.PathLike)):
-        options = _Options(tokenizer, _device(device), _dtype(dtype), device_map)
+        options = _Options(tokenizer, _device(device), None if dtype == "auto" else _dtype(dtype), device_map)
         _check_dtype_on_device(options)
         is_path = isinstance(model, os.PathLike) or _looks_like_a_path(model)
         before = _stamps(os.fspath(model))
@@ -207,7 +217,7 @@ def _load_folder(folder: Path, options: _Options, *, name: str, source: str) -> 
         if options.tokenizer is not None:
             raise SettingError(f"{name} uses the words in its dict.txt; tokenizer= has no effect")
         _check_no_device_map(options, name)
-        return load_fairseq(folder, options.device, options.dtype, name=name, source=source)
+        return load_fairseq(folder, options.device, options.dtype_for(), name=name, source=source)
     check_config_file(folder)
     if options.tokenizer is None and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         raise ModelError(f"{folder} contains no tokenizer (such as tokenizer.json); add it or pass tokenizer=")
@@ -223,13 +233,25 @@ def _load_checkpoint(place: str, options: _Options, *, name: str, source: str) -
     check_text_config(place, config, name)
     tensors, size = stored_tensors(place, name)
     _check_sizes(name, config, tensors, size)
+    stored = _stored_dtype(tensors)
+    dtype = options.dtype_for(stored)
     if options.device_map is None:
-        network = _read_network(place, name, config, options.dtype).to(options.device)
+        network = _read_network(place, name, config, dtype).to(options.device)
     else:
-        network = _read_network(place, name, config, options.dtype, device_map=_device_map(options.device_map))
-    if any(tensor.dtype == options.dtype for tensor in tensors.values()):  # conversion has already copied other dtypes
+        network = _read_network(place, name, config, dtype, device_map=_device_map(options.device_map))
+    if any(tensor.dtype == dtype for tensor in tensors.values()):  # conversion has already copied other dtypes
         _copy_mapped_weights_(network)
-    return as_memories(network, tokenizer or _read_tokenizer(place), name=name, source=source)
+    model = as_memories(network, tokenizer or _read_tokenizer(place), name=name, source=source)
+    model.stored_dtype = stored
+    return model
+
+
+def _stored_dtype(tensors: Mapping[str, torch.Tensor]) -> torch.dtype:
+    """Return the dtype of most weights of a checkpoint, or float32 if it is not a dtype of weights."""
+    counts = Counter[torch.dtype]()
+    for tensor in tensors.values():
+        counts[tensor.dtype] += tensor.numel()
+    return next((dtype for dtype, _ in counts.most_common(1) if dtype in _REAL), torch.float32)
 
 
 def _load_gguf(path: Path, options: _Options) -> MemoryModel:
@@ -250,7 +272,7 @@ def _load_gguf(path: Path, options: _Options) -> MemoryModel:
     gguf_config = getattr(import_module("transformers"), "GgufConfig", None)
     dequantized = {} if gguf_config is None else {"quantization_config": gguf_config(dequantize=True)}
     with contextlib.redirect_stderr(io.StringIO()):  # hide a progress bar that transformers cannot switch off
-        network = _read_network(folder, file, config, options.dtype, gguf_file=file, **dequantized)
+        network = _read_network(folder, file, config, options.dtype_for(), gguf_file=file, **dequantized)
     if tokenizer is None:
         tokenizer = _read_tokenizer(folder, head.adds_bos, gguf_file=file)
     return as_memories(network.to(options.device), tokenizer, name=file, source=str(path.resolve()))
@@ -392,7 +414,12 @@ def _device(device: str | torch.device) -> torch.device:
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        if not torch.backends.mps.is_available():
+            return torch.device("cpu")
+        works = computes_like_cpu(torch.device("mps"))
+        place = "the GPU of this Mac (mps)" if works else "the CPU, because the GPU (mps) failed a self-check"
+        print(f"memlens: the model runs on {place}; --device selects another device", file=sys.stderr)
+        return torch.device("mps" if works else "cpu")
     try:
         device = torch.device(device)
         torch.empty(0, device=device)
@@ -402,21 +429,50 @@ def _device(device: str | torch.device) -> torch.device:
     return device
 
 
+def computes_like_cpu(device: torch.device) -> bool:
+    """Return True if operations that memlens needs give the same results on a device as on the CPU."""
+    inputs = torch.randn(2, 40, 40, generator=torch.Generator().manual_seed(0))
+    numbers = torch.arange(1600) * 7 % 11
+    try:
+        on_device, on_cpu = (_compute_example(inputs.to(place), numbers.to(place)) for place in (device, "cpu"))
+        return all(
+            torch.allclose(one.cpu(), other, rtol=1e-4, atol=1e-4) for one, other in zip(on_device, on_cpu, strict=True)
+        )
+    except (RuntimeError, TypeError):  # operations that the device does not have
+        return False
+
+
+def _compute_example(inputs: torch.Tensor, numbers: torch.Tensor) -> list[torch.Tensor]:
+    """Return the results of operations of a network and of a scan."""
+    states = torch.nn.functional.silu(inputs[0] @ inputs[1])
+    places, order = torch.sort(numbers, stable=True)
+    flat = states.reshape(-1)
+    totals = torch.zeros(11, device=flat.device).index_add_(0, numbers, flat)
+    extremes = torch.zeros(11, device=flat.device).scatter_reduce_(0, numbers, flat, "amax")
+    return [torch.softmax(states, -1), order, torch.searchsorted(places, numbers), totals, extremes, numbers.cumsum(0)]
+
+
 def _dtype(dtype: str | torch.dtype) -> torch.dtype:
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
-        raise SettingError(f"dtype '{dtype}' is not supported; use {', '.join(DTYPES)}")
+        raise SettingError(f"dtype '{dtype}' is not supported; use auto, {', '.join(DTYPES)}")
     torch_dtype: torch.dtype = getattr(torch, name)
     return torch_dtype
 
 
 def _check_dtype_on_device(options: _Options) -> None:
     """Raise SettingError if the device does not support the dtype, such as float64 on MPS."""
-    try:
-        torch.zeros(1, device=options.device, dtype=options.dtype)
-    except (TypeError, RuntimeError) as error:
+    if options.dtype is not None and not _has_dtype(options.device, options.dtype):
         name = str(options.dtype).removeprefix("torch.")
-        raise SettingError(f"device '{options.device}' does not support {name}; use float32 or device cpu") from error
+        raise SettingError(f"device '{options.device}' does not support {name}; use float32 or device cpu")
+
+
+def _has_dtype(device: torch.device, dtype: torch.dtype) -> bool:
+    try:
+        torch.zeros(1, device=device, dtype=dtype)
+    except (TypeError, RuntimeError):
+        return False
+    return True
 
 
 def _device_map(device_map: Any) -> Any:

@@ -93,6 +93,7 @@ class MemoryModel(ABC):
         (torch.Size([1, 3]), torch.Size([1, 3, 40]))
     """
 
+    stored_dtype: torch.dtype | None = None  # dtype of the checkpoint's files; None for other models
     _latest_probe: Probe | None = None  # the probe that discovery made, which the proof reuses
 
     def __init__(

@@ -24,6 +24,7 @@ from memlens.scanner.scan import Scanner, plan_batches
 from memlens.scanner.state import LayerShape, ScanState, shapes_of
 from memlens.settings import CorpusSettings, ScanRunSettings, ScanSettings, is_hub_source
 
+BATCH_TOKENS = {"cuda": 16_384, "mps": 8192}  # default tokens per batch on devices, whose small batches are slow
 _SHORT_SECONDS = 120.0  # longest scan that uses no workers by default
 _OPERATIONS = 1e10  # operations per second, assumed for every machine
 _FREE_SHARE = 0.8  # share of the free memory that workers may use

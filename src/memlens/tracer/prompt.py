@@ -135,7 +135,7 @@ def open_model(
         index: An index of the model. If it is None and `model` is an index, that index is used.
         where: The current location of the index's model, if it has moved.
         device: The device.
-        dtype: The weight dtype. None for the dtype of the index, or float32 without an index.
+        dtype: The weight dtype. None for the dtype of the index, or "auto" without an index.
 
     Raises:
         SettingError: `where` or `dtype` does not apply.
@@ -146,7 +146,7 @@ def open_model(
     if own_index is None:
         if where is not None:
             raise SettingError(f"--model is for the model of an index, but {model} is not an index; leave it out")
-        loaded = load(model, device=device, dtype=dtype or "float32")
+        loaded = load(model, device=device, dtype=dtype or "auto")
     else:
         _check_dtype(own_index, dtype)
         loaded = own_index.load_model(where, device=device)
