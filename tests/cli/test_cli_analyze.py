@@ -46,6 +46,7 @@ def test_an_analysis_has_every_stage_and_its_sample_counts_prefixes_only(
         "local-edits": 100,
         "patterns": None,
         "promotion": 100,
+        "silencing": 60,
     }
     assert {name: noted[name]["sample"] for name in EXPERIMENTS} == dict.fromkeys(EXPERIMENTS, 30) | expected
 

@@ -70,8 +70,8 @@ def test_the_command_prints_findings_report_and_how_to_browse(run: Run, shown: D
     assert ran.out.count("   $ memlens ") == 5
     assert f"read        {folder / 'report.html'}" in ran.out
     assert f"browse      memlens serve '{folder}'" in ran.out and "your model  memlens analyze " in ran.out
-    memory = next((finding.memory for finding in shown.findings if finding.memory), None)
-    assert memory is not None and f"next: memlens show '{folder}' {memory}" in ran.err
+    memory = next((finding.memory for finding in shown.findings if finding.memory), "L")
+    assert f"next: memlens show '{folder}' {memory}" in ran.err
     tested = sum(shown.verdicts.values())
     assert f"Of {tested} claims of the paper" in ran.out
     assert "local-edits used only 2 memories per layer (default: 100)" in ran.err
