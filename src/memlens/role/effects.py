@@ -215,6 +215,7 @@ def _find_suppressing(index: Index, random: np.random.Generator) -> tuple[Group,
                  AND t."end" = 'top' AND c.tokens[t.position + 1] = r.token
            GROUP BY r.layer, r.memory, r.token ORDER BY r.layer, r.memory"""
     )
-    rows = [rows[place] for place in draw(np.arange(len(rows)), MOST, random)]
-    group = [(row["layer"], row["memory"]) for row in rows]
-    return group, TargetPrefixes([row["tokens"] for row in rows], np.array([row["token"] for row in rows], np.int64))
+    sampled = [rows[place] for place in draw(np.arange(len(rows)), MOST, random)]
+    group = [(row["layer"], row["memory"]) for row in sampled]
+    targets = np.array([row["token"] for row in sampled], np.int64)
+    return group, TargetPrefixes([row["tokens"] for row in sampled], targets)
