@@ -13,6 +13,7 @@ from threading import Thread
 from typing import Any
 from zipfile import ZipFile
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
@@ -22,7 +23,7 @@ from memlens.files import FOLDER_MARK
 from memlens.index.memory import read_memory
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
-from memlens.web.static_site import localized, shard_of
+from memlens.web.static_site import localized, make_gallery, shard_of
 
 MANY = 50  # more triggers than any list has
 
@@ -272,3 +273,46 @@ def has_word(index: Index, name: str, word: str) -> bool:
     """Words that begin with it, in any trigger."""
     texts = [one.text for end in ("top", "bottom") for one in index.triggers(name, end)]
     return any(re.search(rf"\b{word}\w*", text.lower()) for text in texts)
+
+
+def test_a_gallery_has_only_the_selected_memories_with_their_evidence(
+    index: Index, tmp_path: Path, browser: Any
+) -> None:
+    chosen = [name for name in names_of(index) if index.triggers(name)][::-7]  # neither in order nor adjacent
+    evidence = {name: (f"evidence of {name}", f"It is proven for {name}.") for name in chosen}
+    page = make_gallery(index.folder, tmp_path / "gallery", evidence, ["All about it."])
+    rows = sorted(chosen, key=names_of(index).index)
+    about = data(page.parent, "site")
+    assert [f"{one['prefix']}{number}" for one in about["groups"] for number in one["numbers"]] == rows
+    assert [re.search(r'data-name="(\w+)"', one[0])[1] for one in all_pages(page.parent, len(rows))] == rows
+    numbers = data(page.parent, "statistics")["numbers"]["max"]
+    highest = {
+        str(index.names.name(row["layer"], row["memory"])): row["max"] for row in index.table("memories").to_pylist()
+    }
+    assert b64decode(numbers) == np.array([highest[name] for name in rows], "<f4").tobytes()
+    listed = re.findall(r'class="memory">(\w+) ?<', page.read_text())
+    assert listed == chosen and "All about it." in page.read_text() and "evidence of " + chosen[0] in page.read_text()
+    context = browser.new_context()
+    opened = context.new_page()
+    problems: list[str] = []
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.goto(page.as_uri())
+    opened.click(".results li:nth-child(2) a")
+    opened.wait_for_selector(f".memory-page[data-name={chosen[1]}]")
+    assert opened.get_by_text(f"It is proven for {chosen[1]}.").count() == 1
+    opened.goto(f"{page.parent.as_uri()}/memory.html?name={rows[0]}")
+    opened.click("a[rel=next]")
+    opened.wait_for_selector(f".memory-page[data-name={rows[1]}]")
+    opened.goto(
+        f"{page.parent.as_uri()}/memory.html?name={next(name for name in names_of(index) if name not in chosen)}"
+    )
+    opened.get_by_text("does not include").wait_for()
+    opened.goto(f"{page.parent.as_uri()}/search.html?in=name&q={rows[-1]}")
+    opened.wait_for_selector(".results li")
+    assert [one.inner_text() for one in opened.locator(".results .memory").all()] == [rows[-1]] and not problems
+    context.close()
+
+
+def all_pages(site: Path, count: int) -> list[list[str]]:
+    """The pages of all memories, in the order of their rows."""
+    return [page for number in range(-(-count // 32)) for page in data(site, f"pages/{number}")]

@@ -9,6 +9,8 @@
 A data file is a script that passes gzipped JSON to site.js, because a page opened from disk may run scripts but not
 read other files. A row is the position of a memory among all memories of the included layers. The site includes the
 names, stars and lists of memories, but not notes and labels.
+
+A gallery (`make_gallery`) contains only selected memories. Its first page lists them, with the evidence for each.
 """
 
 import base64
@@ -17,8 +19,8 @@ import json
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from itertools import groupby
@@ -38,9 +40,9 @@ from memlens.circuits.export import load_graph
 from memlens.circuits.result import Circuit
 from memlens.errors import SettingError
 from memlens.files import FOLDER_MARK, explain_os_errors, prepare_output_folder, refuse_output, replacing
-from memlens.index.memory import MemoryRecord, read_memory, read_summaries
+from memlens.index.memory import MemoryRecord, TokenNumber, read_memory, read_summaries
 from memlens.index.search import MemoryHit, SearchQuery, SearchResult, search
-from memlens.memory import MemoryId
+from memlens.memory import MemoryId, Trigger
 from memlens.progress import Progress, no_progress
 from memlens.reports.report import SITE, make_report
 from memlens.reports.sections import Section
@@ -78,6 +80,7 @@ class SiteIndex(ServedIndex):
 
     def __init__(self, folder: str | Path, layers: Sequence[int] | None) -> None:
         super().__init__(folder)
+        self.named: MemoryId | None = None  # the memory that the search field gives as an example
         for layer in layers or ():
             self.memories(layer)  # raise UnknownName for a layer that was not scanned
         self._shown = None if layers is None else tuple(layers)
@@ -89,6 +92,10 @@ class SiteIndex(ServedIndex):
     def layers(self) -> tuple[int, ...]:
         shown = getattr(self, "_shown", None)
         return self.manifest.layers if shown is None else shown
+
+    @property
+    def example(self) -> MemoryId:
+        return self.named or super().example
 
     def table(self, table: str, columns: Sequence[str] | None = None, filters: Any = None) -> pa.Table:
         rows = super().table(table, columns, filters)
@@ -191,6 +198,8 @@ def _is_archive(head: bytes) -> bool:
 
 
 class _Site:
+    static = ("circuit", "collections", "icon", "memory", "overview", "search", "site", "style")
+
     def __init__(self, index: SiteIndex, out: Path, top: int, circuits: list[Circuit], progress: Progress) -> None:
         self.index, self.out, self.top, self.circuits, self.progress = index, out, top, circuits, progress
         self.nav = (*_NAV[:2], ("/circuit", "Circuit"), *_NAV[2:]) if circuits else _NAV
@@ -254,8 +263,11 @@ class _Site:
 
     def main_of(self, view: LabeledMemory, end: str) -> str:
         saved = self.saved.get(view.name)
-        page = self.render("memory.html", "/m", kept=saved, **_ABSENT, **memory_content(self.index, view, end))
+        page = self.render("memory.html", "/m", kept=saved, **_ABSENT, **self.content_of(view, end))
         return page.partition(_MAIN)[2].rpartition("</main>")[0].strip()
+
+    def content_of(self, view: LabeledMemory, end: str) -> dict[str, Any]:
+        return memory_content(self.index, view, end)
 
     def lines_of(self, names: list[MemoryId]) -> list[str]:
         """Return the memories in the form of search results."""
@@ -306,6 +318,19 @@ class _Site:
     def write_whole(self) -> None:
         """Write the files about all memories: names, statistics, maps and charts."""
         statistics = read_statistics(self.index)
+        self.write_statistics()
+        most = max(self.index.memories(layer) for layer in self.index.layers)
+        for measure in list_measures(statistics):
+            self.data(f"map-{measure.name}", draw_map(statistics, measure.name, most).model_dump())
+        orders = read_similarity_orders(self.index)
+        in_order = np.concatenate([orders[layer].astype("<u4") for layer in self.index.layers])
+        self.data("likeness", _encode(in_order))
+        self.data("charts", TypeAdapter(list[Section]).dump_python(read_charts(self.index), mode="json"))
+        with replacing(self.out / "static" / "vega.js") as beside:
+            beside.write_bytes(vega_file()[0])
+
+    def write_statistics(self) -> None:
+        """Write the names and the statistics of the memories of the site."""
         self.data(
             "site",
             {
@@ -319,16 +344,11 @@ class _Site:
                 },
             },
         )
-        packed = {name: _encode(column.astype("<f4")) for name, column in statistics.numbers.items()}
-        kinds = {name: _encode(column) for name, column in statistics.categories.items()}
+        statistics = read_statistics(self.index)
+        rows = [statistics.row_of(name) for name in self.names]
+        packed = {name: _encode(column[rows].astype("<f4")) for name, column in statistics.numbers.items()}
+        kinds = {name: _encode(column[rows]) for name, column in statistics.categories.items()}
         self.data("statistics", {"numbers": packed, "categories": kinds})
-        most = max(self.index.memories(layer) for layer in self.index.layers)
-        for measure in list_measures(statistics):
-            self.data(f"map-{measure.name}", draw_map(statistics, measure.name, most).model_dump())
-        orders = read_similarity_orders(self.index)
-        in_order = np.concatenate([orders[layer].astype("<u4") for layer in self.index.layers])
-        self.data("likeness", _encode(in_order))
-        self.data("charts", TypeAdapter(list[Section]).dump_python(read_charts(self.index), mode="json"))
 
     def groups(self) -> Iterator[dict[str, Any]]:
         """Yield groups of memories whose names differ only in the last number, with the row of the first memory."""
@@ -349,33 +369,39 @@ class _Site:
         base = contents.pop("base.js").decode()
         for name in _MODULES:
             contents[name] = classic_script(base, contents[name].decode()).encode()
-        contents["vega.js"] = vega_file()[0]
         for name, content in contents.items():
-            if not name.startswith(("annotate", "compare", "steer", "trace")):
+            if name.startswith(self.static):
                 with replacing(self.out / "static" / name) as beside:
                     beside.write_bytes(content)
 
     def write_frames(self) -> None:
         """Write the pages. site.js adds the content to the page of a memory."""
-        content = search_content(self.index, read_asked())
-        content |= {"problem": None, "more": "/search?limit=100", "kept": self.saved}
-        answer = search(self.index, SearchQuery(layers=self.index.layers))
-        self.write_page("search.html", "search", self.render("search.html", "/search", answer=answer, **content))
+        self.write_search(search(self.index, SearchQuery(layers=self.index.layers)))
         saved = collections_content(self.index, self.saved)
         self.write_page(
             "collections.html", "collections", self.render("collections.html", "/collections", problems=(), **saved)
         )
         self.write_circuits()
+        self.write_memory_frame()
+        overview = self.render("overview.html", "/", sections=None, routing=[], **overview_content(self.bench))
+        self.write_page("index.html", "overview", overview)
+
+    def write_search(self, answer: SearchResult) -> None:
+        """Write the search page, which shows this answer at first."""
+        content = search_content(self.index, read_asked())
+        content |= {"problem": None, "more": "/search?limit=100", "kept": self.saved}
+        self.write_page("search.html", "search", self.render("search.html", "/search", answer=answer, **content))
+
+    def write_memory_frame(self) -> None:
+        """Write the page to which site.js adds the content of a memory, and the page for unknown addresses."""
         view = self.view_of(self.names[0])
-        page = self.render("memory.html", "/m", kept=None, **_ABSENT, **memory_content(self.index, view, "top"))
+        page = self.render("memory.html", "/m", kept=None, **_ABSENT, **self.content_of(view, "top"))
         head, _, rest = page.partition(_MAIN)
         head = re.sub(r'<link rel="(prev|next)"[^>]*>\n', "", head)
         head = re.sub(r"<title>.*?</title>", f"<title>{escape(self.index.manifest.model.name)} · memlens</title>", head)
         note = '<noscript><p class="note">This page needs JavaScript.</p></noscript>'
         self.write_page("memory.html", "memory", f"{head}{_MAIN}{note}</main>{rest.rpartition('</main>')[2]}")
         self.write_page("404.html", "", _LOST)
-        overview = self.render("overview.html", "/", sections=None, routing=[], **overview_content(self.bench))
-        self.write_page("index.html", "overview", overview)
 
     def write_circuits(self) -> None:
         """Write the page of saved circuits, if there are any, and a data file for each."""
@@ -394,6 +420,98 @@ class _Site:
         page = page.replace("<html ", f'<html data-site="{kind}" ', 1)
         with replacing(self.out / name) as beside:
             beside.write_text(page, encoding="utf-8", errors="replace")
+
+
+# Galleries
+
+
+@dataclass(frozen=True)
+class GalleryHit(MemoryHit):
+    """A selected memory, as listed on the first page: its strongest trigger, promoted tokens and summary."""
+
+    trigger: Trigger
+    tokens: tuple[TokenNumber, ...]
+
+
+def make_gallery(
+    folder: str | Path,
+    out: Path,
+    evidence: Mapping[str, tuple[str, str]],
+    about: Sequence[str],
+    *,
+    top: int = 10,
+    force: bool = False,
+) -> Path:
+    """Write the pages of selected memories as a static site. Returns the path of its first page, which lists them.
+
+    Args:
+        folder: The index, with values.
+        out: Folder to write to.
+        evidence: For each memory, by name, the evidence in a few words for the list and in sentences for its page. The
+            list has the same order.
+        about: Paragraphs above the list.
+        top: Number of top triggers, and of bottom triggers, per memory.
+        force: Replace an existing site.
+    """
+    index = SiteIndex(folder, None)
+    site = _Gallery(index, out, top, {index.check(name): texts for name, texts in evidence.items()}, about)
+    prepare_output_folder(out, force=force, replaced=(*PAGES, "data", "static"))
+    with explain_os_errors(out):
+        site.write()
+    return out / "index.html"
+
+
+class _Gallery(_Site):
+    static = ("icon", "memory", "search", "site", "style")
+
+    def __init__(
+        self, index: SiteIndex, out: Path, top: int, evidence: dict[MemoryId, tuple[str, str]], about: Sequence[str]
+    ) -> None:
+        super().__init__(index, out, top, [], no_progress)
+        self.nav = (("/", "Gallery"), ("/search", "Search"))
+        self.evidence, self.about = evidence, about
+        index.named = next(iter(evidence))
+
+    @cached_property
+    def names(self) -> list[MemoryId]:
+        number = self.index.names.number
+        return sorted(self.evidence, key=lambda name: (self.index.layers.index(name.layer), number(name)))
+
+    def write(self) -> None:
+        self.write_static()
+        self.write_pages()
+        self.write_words()
+        self.write_statistics()
+        self.write_search(self.listed(self.names))
+        self.write_memory_frame()
+        content = search_content(self.index, read_asked()) | {"problem": None, "more": "", "kept": self.saved}
+        content |= {"reason": lambda hit: self.evidence[hit.name][0], "about": self.about}
+        page = self.render("gallery.html", "/", answer=self.listed(list(self.evidence)), **content)
+        self.write_page("index.html", "gallery", page)
+
+    def listed(self, names: list[MemoryId]) -> SearchResult:
+        """Return memories as a search result."""
+        summaries, hits = read_summaries(self.index, names), []
+        for name in names:
+            view = self.view_of(name)
+            tokens = view.value.promotes[:TOKENS_SHOWN] if view.value else ()
+            hits.append(GalleryHit(name, summaries.get(name), view.triggers["top"][0], tokens))
+        return SearchResult((), "name", len(hits), tuple(hits))
+
+    def content_of(self, view: LabeledMemory, end: str) -> dict[str, Any]:
+        place = self.names.index(view.name)
+        around = [self.names[other] if 0 <= other < len(self.names) else None for other in (place - 1, place + 1)]
+        content = {"neighbors": tuple(around), "evidence": self.evidence[view.name][1]}
+        return super().content_of(view, end) | content
+
+    def groups(self) -> Iterator[dict[str, Any]]:
+        """Yield groups of memories whose names differ only in the last number, with these numbers."""
+        first = 0
+        for owner, group in groupby(self.names, key=lambda name: name.owner):
+            names = list(group)
+            span = {"first": first, "count": len(names), "numbers": [name.memory for name in names]}
+            yield {"prefix": owner.beginning, "layer": owner.layer, **span}
+            first += len(names)
 
 
 # Web hosts show this page for unknown addresses. It redirects addresses of the workbench to those of the site.

@@ -49,7 +49,9 @@ globalThis.memlensSite = (() => {
     const match = /^(.*[ND])(\d+)$/i.exec(name.trim());
     const prefix = match?.[1].toUpperCase().replace(/D$/, "N");
     const group = match && groups.find((one) => one.prefix === prefix);
-    return group && Number(match[2]) < group.count ? group.first + Number(match[2]) : null;
+    if (!group) return null;
+    const place = group.numbers ? group.numbers.indexOf(Number(match[2])) : Number(match[2]); // a gallery has only some
+    return place >= 0 && place < group.count ? group.first + place : null;
   }
 
   // The map with at most `room` cells per layer. A cell of several memories shows the highest
