@@ -222,6 +222,22 @@ def test_export_as_csv_has_a_row_for_every_trigger_and_survives_any_text(run, mo
     assert f"{len(naive):,} triggers" in ran.err
 
 
+def test_an_export_can_be_limited_to_the_best_triggers(run: Run, made: Paths) -> None:
+    whole = [json.loads(line) for line in run("export", made["gated"]).out.splitlines()]
+    for line in whole:
+        line["triggers"] = {end: triggers[:2] for end, triggers in line["triggers"].items()}
+    ran = run("export", made["gated"], "--top", 2)
+    assert [json.loads(line) for line in ran.out.splitlines()] == whole
+    rows = list(csv.DictReader(io.StringIO(run("export", made["gated"], "--format", "csv", "--top", 2).out)))
+    expected = [
+        (line["name"], end, str(one["rank"]))
+        for line in whole
+        for end in line["triggers"]
+        for one in line["triggers"][end]
+    ]
+    assert [(row["name"], row["end"], row["rank"]) for row in rows] == expected
+
+
 def test_an_export_that_fails_leaves_the_old_file(run: Run, plain: Path, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("old")
     (plain / "corpus.parquet").unlink()

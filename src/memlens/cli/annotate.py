@@ -11,7 +11,7 @@ import click
 import memlens
 from memlens.cli.help import VerbGroup
 from memlens.cli.options import WholeNumber, argument, force_option, index_argument, option, refuse_options, verb
-from memlens.cli.screen import Screen, open_output
+from memlens.cli.screen import Screen, command_line, open_output
 from memlens.errors import SettingError, UnknownName
 from memlens.settings import MOST_SEED
 from memlens.text import cut_left, visible
@@ -299,12 +299,11 @@ def _judge(screen: Screen, annotator: str, example: str, verdict: str) -> None:
     annotations = _open(screen)
     changes = _read_changes(annotations.index)
     if example not in changes:
-        raise UnknownName(f"there is no example '{example}'; list them with `memlens annotate INDEX verdicts`")
+        command = command_line("annotate", annotations.index.folder, "verdicts")
+        raise UnknownName(f"there is no example '{example}'; list them with `{command}`")
     annotations.save(Verdict(annotator, changes[example], verdict))
-    folder = visible(str(annotations.index.folder))
-    screen.note(
-        f"{example}: {verdict}; to include the verdict in the results, run `memlens experiment {folder} last-layer`"
-    )
+    command = command_line("experiment", annotations.index.folder, "last-layer")
+    screen.note(f"{example}: {verdict}; to include the verdict in the results, run `{command}`")
 
 
 @verb("undo", json=False, parent=verdicts)

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import memlens
+from memlens.cli.explore import suggest_memory
 from memlens.cli.options import argument, force_option, index_argument, option, refuse_options, verb
-from memlens.cli.screen import Screen, open_output
+from memlens.cli.screen import Screen, command_line, open_output
 from memlens.errors import SettingError
 from memlens.text import plain, visible
 
 if TYPE_CHECKING:
-    from memlens.annotations.records import Note
+    pass
 
 _NOTE, _FILES = "Note", "Import and export"
 
@@ -79,15 +80,15 @@ def collect(
             handle.write(export_text(annotations, NOTES, _get_format(export, "--export")).encode())
     elif changes and selected is not None:
         annotations.change_note(selected, person, changes)
-    _print_notes(screen, [note for key, note in annotations.notes().items() if selected in (None, key)])
-
-
-def _print_notes(screen: Screen, notes: list[Note]) -> None:
+    notes = [note for key, note in annotations.notes().items() if selected in (None, key)]
     rows = [
         ["★" if note.star else "", str(note.memory), *map(visible, (note.name, "; ".join(note.lists), note.note))]
         for note in notes
     ]
-    empty = "no memories collected; add one with `memlens collect INDEX MEMORY --star`"
+    empty = ""
+    if not notes:
+        example = command_line("collect", index, selected or suggest_memory(annotations.index), "--star")
+        empty = f"no memory is saved; save one with `{example}`"
     screen.records([plain(note) for note in notes], ["", "memory", "name", "lists", "note"], rows, empty=empty)
 
 

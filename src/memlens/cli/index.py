@@ -14,6 +14,7 @@ from rich.text import Text
 import memlens
 from memlens.cli.explore import suggest_memory
 from memlens.cli.options import (
+    WholeNumber,
     argument,
     flag,
     force_option,
@@ -89,6 +90,7 @@ def repair(screen: Screen, index: str, model: str | None) -> None:
         screen.result(f"rebuilt: {', '.join(names)}" if names else "all tables are intact, so nothing was rebuilt")
 
 
+_NEURONPEDIA_TOP = 20
 _RECORDS = {"jsonl": "memories", "csv": "triggers"}  # format -> name of its records
 
 
@@ -104,23 +106,28 @@ _RECORDS = {"jsonl": "memories", "csv": "triggers"}  # format -> name of its rec
 )
 @option("--out", "-o", metavar="FILE", help="File to write, or folder with --format neuronpedia. Default: stdout.")
 @option(
-    "--top", type=int, default=20, metavar="N", help="Number of triggers per memory. Only with --format neuronpedia."
+    "--top",
+    type=WholeNumber(1),
+    metavar="N",
+    help="Number of triggers per memory and end. Default: all, or 20 with --format neuronpedia.",
 )
 @force_option
 @location_option()
-def export(screen: Screen, index: str, format_: str, out: str | None, top: int, force: bool, model: str | None) -> None:
+def export(
+    screen: Screen, index: str, format_: str, out: str | None, top: int | None, force: bool, model: str | None
+) -> None:
     """Export all memories and triggers as JSON Lines or CSV, or in the format of Neuronpedia."""
-    from memlens.index.export import FORMATS, is_export
+    from memlens.index.export import FORMATS, MOST_TRIGGERS, is_export
 
     if format_ == "neuronpedia":
-        _export_neuronpedia(screen, index, out, model, top, force)
+        _export_neuronpedia(screen, index, out, model, top or _NEURONPEDIA_TOP, force)
         return
-    refuse_options(["--model", "--top"], f"has no effect with --format {format_}")
+    refuse_options(["--model"], f"has no effect with --format {format_}")
     if out is None:
         refuse_options(["--force"], "has no effect without -o")
     opened = memlens.Index(index)
     with open_output(out, "-o", is_export, force=force) as handle:
-        count = FORMATS[format_](opened, handle)
+        count = FORMATS[format_](opened, handle, top or MOST_TRIGGERS)
     screen.note(f"wrote {count:,} {_RECORDS[format_]}{'' if out is None else ' to ' + visible(out)}")
 
 

@@ -415,7 +415,7 @@ class ProgressBar:
             parts.append(f"{done:,} {_UNITS[stage]}")
         elif stage == "scan" and completed > 0:
             parts.append(f"{completed / max(seconds, 1e-6):,.0f} tokens/s")
-        if total is not None and completed > 0 and seconds >= _ESTIMATE_AFTER:
+        if total is not None and completed > 0 and done < total and seconds >= _ESTIMATE_AFTER:
             parts.append(f"{duration(seconds * (total - done) / completed)} left in this step")
         return ", ".join(parts)
 

@@ -16,6 +16,7 @@ from memlens.index.reader import Index
 from memlens.text import FORMULA
 
 _BYTES_AT_ONCE = 1 << 26  # approximate size of the sentences read at a time
+MOST_TRIGGERS = 2**31 - 1  # exports all triggers
 _CONTROLS = re.compile("[\x7f-\x9f\u2028\u2029]")
 
 _PART = "layer BETWEEN $1 AND $2 AND memory >= $3 AND memory < $4"
@@ -24,9 +25,9 @@ SELECT t.*, v.text AS next_text, c.text AS whole,
        CASE WHEN t.position > 0 THEN c.ends[t.position] ELSE 0 END AS begins,  -- BOS alone has no text
        CASE WHEN t.position >= 0 THEN c.ends[t.position + 1] ELSE 0 END AS stops
 FROM {{triggers}} t JOIN {{corpus}} c USING (sentence) LEFT JOIN {{vocabulary}} v ON v.token = t.next_token
-WHERE {_PART}
+WHERE {_PART} AND rank < TOP
 """
-# In both queries, NAME stands for the name of a memory.
+# In both queries, NAME stands for the name of a memory, and TOP for the number of triggers of each end.
 _JSONL = f"""
 WITH lists AS (
     SELECT layer, memory, "end", list(struct_pack(
@@ -85,21 +86,24 @@ def _split_memories(index: Index) -> Iterator[list[int]]:
             yield [layers[0], layers[-1], first, first + most]
 
 
-def _write_lines(index: Index, query: str, sink: Sink, escape: Callable[[str], str] = str) -> None:
+def _write_lines(index: Index, query: str, top: int, sink: Sink, escape: Callable[[str], str] = str) -> None:
     """Write the lines of a query in the order of the index."""
     names = " ".join(f"WHEN {layer} THEN {index.names.sql(layer, 'm.memory')}" for layer in index.layers)
-    query = query.replace("NAME", f"CASE m.layer {names} END")
+    query = query.replace("NAME", f"CASE m.layer {names} END").replace("TOP", str(top))
     for part in _split_memories(index):
         for batch in index.batches(query, part):
             for line in batch.column("line").to_pylist():
                 sink.write(f"{escape(line)}\n".encode())
 
 
-def export_jsonl(index: Index, sink: Sink) -> int:
-    """Write one JSON object per memory, including dead ones. Return the number of lines."""
+def export_jsonl(index: Index, sink: Sink, top: int = MOST_TRIGGERS) -> int:
+    """Write one JSON object per memory, including dead ones, with `top` triggers of each end.
+
+    Returns the number of lines.
+    """
     # every exported text is part of the corpus, so searching the corpus once replaces searching every line
     query = f"SELECT 1 AS one FROM {{corpus}} WHERE regexp_matches(text, '{_CONTROLS.pattern}') LIMIT 1"
-    _write_lines(index, _JSONL, sink, escaped if index.sql(query) else str)
+    _write_lines(index, _JSONL, top, sink, escaped if index.sql(query) else str)
     return sum(map(index.memories, index.layers))
 
 
@@ -108,11 +112,11 @@ def escaped(line: str) -> str:
     return _CONTROLS.sub(lambda sign: f"\\u{ord(sign[0]):04x}", line)
 
 
-def export_csv(index: Index, sink: Sink) -> int:
-    """Write one row per trigger after a row of column names. Return the number of triggers."""
+def export_csv(index: Index, sink: Sink, top: int = MOST_TRIGGERS) -> int:
+    """Write a row of column names and one row for each of the `top` triggers of each end. Return their number."""
     sink.write(",".join(f'"{name}"' for name in CSV_COLUMNS).encode() + b"\n")
-    _write_lines(index, _CSV, sink)
-    return int(index.sql("SELECT count(*) AS n FROM {triggers}")[0]["n"])
+    _write_lines(index, _CSV, top, sink)
+    return int(index.sql("SELECT count(*) AS n FROM {triggers} WHERE rank < $1", [top])[0]["n"])
 
 
 # How files of each format begin. An export replaces only a file with such a beginning.
@@ -127,7 +131,7 @@ def is_export(head: bytes) -> bool:
     return any(beginning.match(head) for beginning in _BEGINNINGS)
 
 
-FORMATS: dict[str, Callable[[Index, Sink], int]] = {
+FORMATS: dict[str, Callable[[Index, Sink, int], int]] = {
     "jsonl": export_jsonl,
     "csv": export_csv,
 }

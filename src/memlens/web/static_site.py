@@ -143,9 +143,7 @@ class SiteBench(Workbench):
 
     @property
     def status_text(self) -> str:
-        return (
-            "This needs the model, which a static site does not have. Start the workbench with `memlens serve INDEX`."
-        )
+        return "a static site does not have it; start the workbench with `memlens serve INDEX`"
 
 
 def make_site(

@@ -4,6 +4,7 @@ The page consists of plain forms, and a script adds keyboard shortcuts. annotati
 an annotator sees.
 """
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated
@@ -111,7 +112,8 @@ def _save(annotations: Annotations, annotator: str, memory: str, patterns: Seque
 
 def _require_sample(annotations: Annotations) -> None:
     if annotations.sample is None:
-        raise SettingError("there is no sample yet; draw one on this page or with `memlens annotate INDEX sample`")
+        folder = shlex.quote(str(annotations.index.folder))
+        raise SettingError(f"there is no sample yet; draw one here or with `memlens annotate {folder} sample`")
 
 
 # Pages

@@ -298,6 +298,7 @@ async function showCharts(charts) {
     }
     wait.remove();
   } catch (error) {
+    charts.replaceChildren(wait);
     wait.textContent = `Cannot draw the charts: ${error.message}`;
   }
   charts.dataset.charts = "drawn";

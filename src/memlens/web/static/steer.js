@@ -172,7 +172,8 @@ async function goOn(column) {
 
 function addToken(column, shown, token) {
   written.get(column).push(token.id);
-  shown.append(html("span", { textContent: token.text, title: `p ${token.p.toPrecision(3)}` }));
+  const text = token.text.replace(/^⟨([0-7][0-9A-F])⟩$/, (_, byte) => String.fromCharCode(parseInt(byte, 16)));
+  shown.append(html("span", { textContent: text, title: `p ${token.p.toPrecision(3)}` }));
   columns.forEach(mark);
 }
 
