@@ -99,7 +99,7 @@ def _function(name: str, function: Callable[..., Any]) -> str:
         f"## {name}\n",
         _example(doc),
         f"{doc['words']}\n",
-        f"```python\n{_call(f'memlens.{name}', function)}\n```\n",
+        f"```text\n{_call(f'memlens.{name}', function)}\n```\n",
     ]
     kinds = {parameter.name: parameter for parameter in inspect.signature(function).parameters.values()}
     for argument, words in _entries(doc.get("Args", "")):

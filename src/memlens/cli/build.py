@@ -288,6 +288,7 @@ def _yes_or_no(agrees: bool | None) -> Text | None:
     return None if agrees is None else Text("yes", "green") if agrees else Text("no")
 
 
+_NAMES = 12  # memories of a shared pattern to list on a terminal
 _BROWSE = "List instead of compute (choose one)"
 _EXPLAIN = "Ask a language model for descriptions"
 
@@ -402,7 +403,11 @@ def _list_related(screen: Screen, index: memlens.Index, related: str | None, sha
         screen.records(memories, heads, rows, wrap=True)
     elif shared:
         patterns = shared_patterns(index, limit)
-        rows = [[len(one.memories), one.description, one.kind, " ".join(map(str, one.memories))] for one in patterns]
+        most = _NAMES if screen.out.is_terminal else None
+        rows = []
+        for one in patterns:
+            more = f" and {len(one.memories) - most:,} more" if most and len(one.memories) > most else ""
+            rows.append([len(one.memories), one.description, one.kind, " ".join(map(str, one.memories[:most])) + more])
         screen.records(patterns, ["memories", "pattern", "kind", "which"], rows, wrap=True)
     else:
         pairs = duplicates(index)[:limit]

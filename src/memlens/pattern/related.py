@@ -147,7 +147,7 @@ def shared_patterns(index: Index, limit: int = 20) -> list[SharedPattern]:
     _check_limit(limit)
     rows = index.sql(
         "SELECT pattern, min(kind) AS kind, min(description) AS description, count(*) AS n, "
-        "list({{'layer': layer, 'memory': memory}} ORDER BY layer, memory) AS memories "
+        "list({'layer': layer, 'memory': memory} ORDER BY layer, memory) AS memories "
         "FROM {patterns} GROUP BY pattern HAVING n > 1 ORDER BY n DESC, pattern LIMIT $1",
         [limit],
     )
