@@ -38,6 +38,18 @@ def die_once(folder: Path, item: int) -> int:
     return item
 
 
+def name_process(folder: Path, item: int) -> tuple[int, int]:
+    return item, os.getpid()
+
+
+def die_once_elsewhere(folder: Path, item: int) -> int:
+    """Kill the first worker process, which is not the driver of the test."""
+    if "pytest" not in sys.modules and not (folder / "died").exists():
+        (folder / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return item
+
+
 def die(value: None, item: int) -> int:
     with open("/proc/self/status", encoding="ascii"):  # noqa: PTH123
         os._exit(7)
@@ -112,6 +124,17 @@ def test_no_item_starts_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_item_of_a_killed_worker_is_done_by_another(tmp_path: Path) -> None:
     assert list(ProcessPool(PickledSource(tmp_path), 2).map(die_once, range(8))) == list(range(8))
     assert (tmp_path / "died").exists()
+
+
+def test_the_driver_may_be_one_of_the_workers(tmp_path: Path) -> None:
+    pool = ProcessPool(PickledSource(tmp_path), 2, driver_works=True)
+    results = list(pool.map(name_process, range(20)))
+    assert [item for item, _ in results] == list(range(20))
+    processes = {process for _, process in results}
+    assert os.getpid() in processes and len(processes) <= 2
+    assert list(pool.map(name_process, [7])) == [(7, os.getpid())]
+    (tmp_path / "died").unlink(missing_ok=True)
+    assert list(pool.map(die_once_elsewhere, range(8))) == list(range(8))
 
 
 def test_an_item_that_kills_every_worker_is_given_up() -> None:

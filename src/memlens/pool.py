@@ -32,22 +32,19 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from itertools import chain
+from itertools import chain, islice
 from multiprocessing import current_process
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from memlens.errors import MemlensError, RayAgentError, SettingError, WorkerError, needing
 from memlens.process_setup import prepare_process
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -232,15 +229,24 @@ class _Task:
 class ProcessPool:
     """Worker processes on this machine."""
 
-    def __init__(self, source: Source, workers: int, *, check_stop: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        workers: int,
+        *,
+        check_stop: Callable[[], None] = lambda: None,
+        driver_works: bool = False,
+    ) -> None:
         """Create a pool.
 
         Args:
             source: Provides the value.
             workers: Number of processes.
-            check_stop: Called several times per second. It may raise an exception to stop the map.
+            check_stop: Called several times per second, except while this process computes an item. It may raise an
+                exception to stop the map.
+            driver_works: This process, which holds the value anyway, is one of the workers.
         """
-        self.source, self.workers, self.check_stop = source, workers, check_stop
+        self.source, self.workers, self.check_stop, self.driver_works = source, workers, check_stop, driver_works
 
     def map(self, function: Callable[[Any, Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
         from loky.process_executor import TerminatedWorkerError
@@ -258,9 +264,15 @@ class ProcessPool:
                         loader = self.source.loader(copy=copy)
                         if loader is None:
                             break
-                        executor = _start_executor(min(self.workers, len(tasks)), (loader, function))
-                    for task in tasks:
+                        processes = min(self.workers, len(tasks)) - self.driver_works
+                        executor = _start_executor(max(processes, 1), (loader, function))
+                    shared = len(tasks) - self.driver_works  # the last item is left for this process
+                    for task in islice(tasks, shared):
                         task.future = task.future or executor.submit(_apply, task.item)
+                    first, last = tasks[0].future, tasks[-1]
+                    if last.future is None and not (first is not None and first.done()):
+                        last.future = Future()
+                        last.future.set_result(function(self.source.value, last.item))
                     result = self._wait(tasks[0].future)
                 except TerminatedWorkerError as error:
                     self.check_stop()  # the signal that killed the workers may also have been sent to this process

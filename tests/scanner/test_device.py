@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import dispatch_model
 from torch._inductor.exc import InductorError
 from torch._inductor.graph import GraphLowering
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -223,6 +224,30 @@ def test_a_device_waits_once_per_batch_and_has_no_float64(family: str, monkeypat
         actual = scan_on_device(model, settings, batches)
     assert_same_state(actual, expected)
     assert set(waits) == {1}
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_layers_on_two_devices_give_the_same_bytes(family: str) -> None:
+    settings, tokenizer = make_settings(), tiny_tokenizer()
+    expected_model = load(tiny_model(family), tokenizer=tokenizer, prove=False)
+    batches = make_batches(expected_model, settings)
+    expected = scan_on_device(expected_model, settings, batches)
+    with FakeDevices():
+        network = tiny_model(family)
+        inner, last = network.base_model_prefix, network.get_output_embeddings()
+        places = {name: "mps:1" for name, child in network.named_children() if child is last}
+        seen_layers = False
+        for name, child in network.base_model.named_children():
+            if isinstance(child, torch.nn.ModuleList):
+                places |= {f"{inner}.{name}.{i}": f"mps:{int(i > 0)}" for i in range(len(child))}
+                seen_layers = True
+            else:
+                places[f"{inner}.{name}"] = f"mps:{int(seen_layers)}"
+        model = load(dispatch_model(network, places, force_hooks=True), tokenizer=tokenizer)
+        assert [layer.groups[0].values.device.index for layer in model.layers] == [0, 1, 1]
+        actual = scan_on_device(model, settings, batches)
+    for (name, array), other in zip(actual.arrays().items(), expected.arrays().values(), strict=True):
+        assert array.tobytes() == other.tobytes(), name
 
 
 # --- passes over the block --------------------------------------------------------------------------------------------

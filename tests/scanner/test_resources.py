@@ -3,13 +3,16 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 import memlens
 from memlens.errors import SettingError
 from memlens.models.memory_model import MemoryModel
+from memlens.models.recipe import ModelRecipe, gpu_of, make_pool
+from memlens.pool import ProcessPool
 from memlens.scanner import resources
 from memlens.scanner.resources import choose_workers, estimate_scan
-from memlens.settings import CorpusSettings, ScanRunSettings, ScanSettings
+from memlens.settings import CorpusSettings, RunSettings, ScanRunSettings, ScanSettings
 from memlens.testing import tiny_model, tiny_tokenizer
 
 
@@ -42,6 +45,19 @@ def chosen(
 def test_workers_and_threads(model, monkeypatch, tokens, recorded, run, expected) -> None:
     monkeypatch.setattr(resources, "free_memory", lambda: 1 << 50)
     assert chosen(model, monkeypatch, tokens, recorded, **run) == expected
+
+
+def test_every_gpu_has_a_worker_and_the_driver_is_the_first(model, monkeypatch) -> None:
+    monkeypatch.setattr(MemoryModel, "device", torch.device("cuda:0"))
+    for gpus, threads in ((1, 8), (4, 2)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        assert chosen(model, monkeypatch, 1000) == (gpus, threads)
+    assert chosen(model, monkeypatch, 1000, device_map="auto") == (1, 8)  # type: ignore[arg-type]
+    assert isinstance(make_pool(ModelRecipe(model, 1), RunSettings(), 4), ProcessPool)
+    assert make_pool(ModelRecipe(model, 1), RunSettings(), 4).driver_works  # type: ignore[attr-defined]
+    assert [gpu_of(number, 4, driver_works=True) for number in (1, 2, 3, 4, 5)] == [1, 2, 3, 1, 2]
+    assert [gpu_of(number, 4, driver_works=False) for number in (0, 1, 5)] == [0, 1, 1]
+    assert gpu_of(1, 1, driver_works=True) == 0
 
 
 def test_without_memory_for_a_second_worker_there_is_one_process(model, monkeypatch) -> None:

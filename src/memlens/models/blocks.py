@@ -62,7 +62,8 @@ class BlockCall:
     def __init__(self, call: ModuleCall) -> None:
         self.block = call.module
         self.recorded = call  # the call made by the network
-        states = _finer(call.inputs)
+        # a device map moves the input to the block's device in the call
+        states = _finer(call.inputs).to(call.output.device)
         noise = torch.randn(states.shape, generator=torch.Generator().manual_seed(_SEED)).to(states)
         self.states = states.clone()  # the input of a re-run, float32 or float64
         self.states[1:] = noise[1:] * states[:1].square().mean().sqrt()
@@ -169,6 +170,11 @@ def record_calls(modules: Iterable[nn.Module], use: Callable[[ModuleCall], None]
         yield
 
 
+def is_same(a: Tensor, b: Tensor) -> bool:
+    """Return True if two tensors, which may be on different devices, have the same shape and numbers."""
+    return a.shape == b.shape and torch.equal(a, b.to(a.device))
+
+
 @contextmanager
 def in_float32(*modules: nn.Module, deep: bool = True) -> Iterator[None]:
     """Convert parameters and buffers of lower precision to float32, and restore the original tensors afterwards.
@@ -271,7 +277,7 @@ def _check_chain(modules: list[nn.Module], calls: list[ModuleCall], tokens: Tens
         )
     if [call.module for call in calls] != modules:
         raise UnsupportedModel("its blocks do not run once each, one after another")
-    if not all(torch.equal(before.output, after.inputs) for before, after in pairwise(calls)):
+    if not all(is_same(before.output, after.inputs) for before, after in pairwise(calls)):
         raise UnsupportedModel("the stream changes between its blocks")
 
 

@@ -33,6 +33,7 @@ from memlens.models.blocks import (
     collect_running,
     find_blocks,
     in_float32,
+    is_same,
     modules_outside,
     probe_tokens,
     record_calls,
@@ -375,7 +376,7 @@ def find_lens(network: Any, probe: Probe, run: Callable[[], Tensor], soft_caps: 
         head = _head(network, calls, logits)
         final_norm, normed = None, states
         for call in calls:
-            if call.inputs.shape == states.shape and torch.equal(call.inputs, states):
+            if is_same(call.inputs, states):
                 final_norm = recognized_norm(call)
                 if final_norm is not None:
                     normed = call.output
@@ -397,6 +398,7 @@ def _head(network: Any, calls: Sequence[ModuleCall], logits: Tensor) -> ModuleCa
 def _scale_and_cap(logits: Tensor, scores: Tensor, soft_caps: Sequence[float]) -> tuple[float, float | None]:
     """Return the (scale, cap) that best fit logits = cap * tanh(scale * scores / cap), without tanh if cap is None."""
     candidates: list[tuple[float, float, float | None]] = []
+    scores = scores.to(logits.device)
     if (scale := ratio(logits, scores)) is not None:
         candidates.append((deviation(scores * scale, logits), scale, None))
     for cap in soft_caps:

@@ -29,6 +29,7 @@ _EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8)
 
 def deviation(actual: Tensor, expected: Tensor) -> float:
     """Return the largest difference at any position, divided by the largest number at that position."""
+    expected = expected.to(actual.device)
     largest = expected.abs().amax(-1).clamp_min(1e-6)
     return float(((actual - expected).abs().amax(-1) / largest).max())
 
@@ -273,6 +274,7 @@ def ratio(actual: Tensor, source: Tensor) -> float | None:
     """Return c such that actual = c * source, or None if there is no such c."""
     if actual.shape != source.shape:
         return None
+    source = source.to(actual.device)
     wide = to_float64(source)
     factor = float((to_float64(actual) * wide).sum() / wide.square().sum().clamp_min(1e-30))
     if not deviation(source * factor, actual) < NEAR:

@@ -125,7 +125,7 @@ class _Worst:
         self.deviations = dict.fromkeys(_CHECKS, 0.0)
 
     def compare(self, check: str, where: str, actual: Tensor, expected: Tensor, scale: Tensor | None = None) -> None:
-        actual, expected = at_least_float32(actual), at_least_float32(expected)
+        actual, expected = at_least_float32(actual), at_least_float32(expected).to(actual.device)
         if actual.shape != expected.shape:
             self.reject(f"{where}, check of {check}: shape {list(actual.shape)} instead of {list(expected.shape)}")
         if not actual.numel():
@@ -274,9 +274,9 @@ def _prove_prediction(model: MemoryModel, probe: Probe, worst: _Worst) -> None:
     if logits is None:
         with skip_blocks(probe.calls, last):
             logits = model.logits(probe.tokens)
-    logits = at_least_float32(logits)
     with _plain_numbers():
         read = lens.capped(lens.state_logits(last))
+    logits = at_least_float32(logits).to(read.device)
     worst.compare("prediction", "output embedding", read, logits)
     # the most likely tokens may differ only if their logits are equal within the tolerance
     top_logits = logits.gather(-1, read.argmax(-1, keepdim=True))
@@ -433,7 +433,8 @@ def second_calls(model: MemoryModel, calls: Sequence[BlockCall]) -> list[BlockCa
         model.run_body(tokens)
     long_calls = [BlockCall(call) for call in recorded]
     for call, short_call in zip(long_calls, calls, strict=True):
-        call.states = _large_states(call.states, generator) * short_call.states.square().mean().sqrt() * _STREAM
+        states = call.states.to(short_call.states.device)  # nothing has moved the states that passed by the blocks
+        call.states = _large_states(states, generator) * short_call.states.square().mean().sqrt() * _STREAM
     return long_calls
 
 

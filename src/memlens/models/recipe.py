@@ -30,7 +30,7 @@ def make_pool(
         return RayPool(recipe, workers, recipe.threads, address=address, gpus=gpus, check_stop=check_stop)
     if workers == 1:
         return SerialPool(recipe.value)
-    return ProcessPool(recipe, workers, check_stop=check_stop)
+    return ProcessPool(recipe, workers, check_stop=check_stop, driver_works=recipe.value.device.type == "cuda")
 
 
 class ModelRecipe:
@@ -59,7 +59,7 @@ class ModelRecipe:
         model = self.value
         device = str(model.device) if gpus is None else ("cuda" if gpus else "cpu")
         if copy or not model.source:
-            return ModelLoader(device, self.threads, copy=_pickle_model(model))
+            return ModelLoader(device, self.threads, copy=_pickle_model(model), driver_works=gpus is None)
         tokenizer = model.tokenizer if model.has_tokenizer and type(model.tokenizer) is Tokenizer else None
         _check_picklable(tokenizer)
         return ModelLoader(
@@ -70,6 +70,7 @@ class ModelRecipe:
             tokenizer,
             self.device_map,
             self._fingerprint or model.fingerprint(),
+            driver_works=gpus is None,
         )
 
 
@@ -85,9 +86,12 @@ class ModelLoader:
     device_map: Any = None
     fingerprint: str = ""
     copy: bytes = b""  # the pickled model
+    driver_works: bool = False
 
     def __call__(self, number: int) -> MemoryModel:
-        """Return the model for worker `number`. Workers are distributed over the GPUs in turn.
+        """Return the model for worker `number`.
+
+        Workers are distributed over the GPUs in turn. The driver is a worker on the first GPU, except on a cluster.
 
         Raises:
             ModelError: The model at the source has changed.
@@ -97,7 +101,9 @@ class ModelLoader:
         from memlens.models.load import load
 
         torch.set_num_threads(self.threads)
-        device = f"cuda:{number % max(1, torch.cuda.device_count())}" if self.device.startswith("cuda") else self.device
+        device = self.device
+        if device.startswith("cuda"):
+            device = f"cuda:{gpu_of(number, torch.cuda.device_count(), self.driver_works)}"
         model: MemoryModel
         if self.copy:
             model = pickle.loads(self.copy)
@@ -110,6 +116,13 @@ class ModelLoader:
                 f"{self.source} has changed since the scan began; restore its files, or start over with --fresh"
             )
         return model
+
+
+def gpu_of(number: int, gpus: int, driver_works: bool) -> int:
+    """Return the GPU of a worker. Workers are numbered from 1, or from 0 on a cluster."""
+    if gpus < 2:
+        return 0
+    return 1 + (number - 1) % (gpus - 1) if driver_works else number % gpus
 
 
 def _pickle_model(model: MemoryModel) -> bytes:

@@ -2,7 +2,8 @@
 
 If the user does not set the number of workers and threads, it is chosen as follows:
 
-1. A scan that takes less than about two minutes, uses a GPU, or has a single core runs in one process with all cores.
+0. A scan on GPUs uses one worker per GPU. This process is the first of them. With a device map, it is the only one.
+1. A scan that takes less than about two minutes, or has a single core, runs in one process with all cores.
 2. A longer scan uses one worker per core, with one thread each. This is faster than threads that wait for each other.
    If memory is short, there are fewer workers with more threads each.
 3. A resumed scan keeps its number of threads, because the number of threads affects the last bits of the results.
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from memlens.corpus.readers import list_files
 from memlens.corpus.sentences import ScanSentence
@@ -59,6 +61,9 @@ def choose_workers(
         return run.workers or 0, threads or 1
     if run.workers is not None:
         return run.workers, threads or max(1, cores // run.workers)
+    if model.device.type == "cuda" and run.device_map is None and not is_complete:
+        gpus = torch.cuda.device_count()
+        return gpus, threads or max(1, cores // gpus)
     if is_complete or run.threads is not None or cores == 1 or model.device.type != "cpu":
         return 1, threads or cores
     weights = sum(weight.numel() for weight in model.network.parameters())
