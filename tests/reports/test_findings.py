@@ -21,7 +21,8 @@ def silenced(memory: int, factor: float, token: int = 3, p_mean: float = 0.5, **
 
 
 def test_memories_come_before_claims_and_the_claim_that_fails_comes_last(full: memlens.Index) -> None:
-    write_rows(full, "silencing", silenced(1, 3.0) + silenced(2, 2.0, token=4) + silenced(5, 1.5, token=5))
+    one_prompt = silenced(6, 9.0, token=6)[:1]
+    write_rows(full, "silencing", one_prompt + silenced(1, 3.0) + silenced(2, 2.0, token=4) + silenced(5, 1.5, token=5))
     names = [finding.name for finding in select_findings(full)]
     assert names[:2] == ["silencing L2N1", "silencing L2N2"]
     assert [name.split()[0] for name in names] == ["silencing", "silencing", "pattern", "claim", "claim"]

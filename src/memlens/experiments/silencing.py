@@ -31,7 +31,7 @@ PROMPTS = 3  # maximum number of triggers per memory
 PROMOTED = 10  # number of top tokens of a value to compare with next tokens
 LIKELY = 0.1  # minimum mean probability of the token for a continuation and a finding
 _LEAST = 5  # minimum number of triggers that are followed by the token
-_LONGEST = 60  # maximum length of a prompt in characters
+_LONGEST = 80  # maximum length of a prompt in characters
 _CONTINUED, _TOKENS = 5, 4  # number of memories with continuations, and of tokens of a continuation
 _DRAWN, _PRINTED = 12, 10  # number of memories in the chart and in the terminal
 

@@ -27,7 +27,7 @@ from memlens.experiments.experiment import (
     Row,
 )
 from memlens.experiments.run import EXPERIMENTS
-from memlens.experiments.silencing import LIKELY, first_prompts
+from memlens.experiments.silencing import LIKELY, PROMPTS
 from memlens.index.reader import Index
 from memlens.memory import MemoryId, Trigger
 from memlens.reports.sections import Tables
@@ -103,18 +103,24 @@ def describe_verdicts(counts: dict[str, int]) -> str:
 
 
 def _silenced_memories(index: Index, tables: Tables) -> list[Finding]:
-    """Return findings on memories whose silencing has an effect, one per token, largest factor first."""
-    rows = tables.rows("silencing") or []
+    """Return findings on memories whose silencing has an effect, one per token.
+
+    Memories with the full number of prompts come first, then those with the largest factor.
+    """
+    memories: dict[tuple[int, int], list[Row]] = {}
+    for row in tables.rows("silencing") or []:
+        memories.setdefault((row["layer"], row["memory"]), []).append(row)
     findings: dict[int, Finding] = {}
-    for row in first_prompts(rows):
-        if row["factor"] >= _FACTOR and row["p_mean"] >= LIKELY and row["token"] not in findings:
-            findings[row["token"]] = _silenced(index, row, rows)
+    for prompts in sorted(memories.values(), key=lambda prompts: (len(prompts) < PROMPTS, -prompts[0]["factor"])):
+        first = prompts[0]
+        if first["factor"] >= _FACTOR and first["p_mean"] >= LIKELY and first["token"] not in findings:
+            findings[first["token"]] = _silenced(index, prompts)
     return list(findings.values())
 
 
-def _silenced(index: Index, row: Row, rows: Sequence[Row]) -> Finding:
+def _silenced(index: Index, prompts: Sequence[Row]) -> Finding:
+    row = prompts[0]
     name, token = index.names.name(row["layer"], row["memory"]), _quoted(row["token_text"])
-    prompts = [one for one in rows if (one["layer"], one["memory"]) == (row["layer"], row["memory"])]
     triggers = [(one["prompt"].removesuffix(one["last_token"]), one["last_token"]) for one in prompts]
     effect = f"without it, p falls {row['p']:.2g} → {row['p_without']:.2g}"
     if row["continuation"] is not None:
