@@ -426,7 +426,6 @@ def _print_experiment(
     screen: Screen, index: memlens.Index, experiment: Experiment, tables: Rows, edited: str = ""
 ) -> None:
     """Print heading, sample, curves next to the paper's, and table. `edited` describes a run with edits."""
-    from memlens.experiments.experiment import Picture
     from memlens.experiments.run import origin
 
     screen.paragraph(Text.assemble((experiment.name, "bold"), "  " + experiment.title))
@@ -438,7 +437,8 @@ def _print_experiment(
         for part in parts:
             screen.result(part)
         return
-    picture = experiment.picture or Picture.plain(rows)
+    picture = experiment.picture
+    assert picture is not None  # an experiment without `terminal` has a picture
     layers = picture.by_layer(rows)
     sample = prefixes if experiment.on_prefixes else _describe_sample(index, picture, layers)
     screen.paragraph(Text(f"{experiment.figure}: {sample}", "dim"))

@@ -66,7 +66,7 @@ def published() -> list[ex.Row]:
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     from memlens.experiments import charts
 
-    both = charts.quartiles_beside_paper(rows, published(), model)
+    both = charts.beside_paper(rows, published(), model, keep=ex.QUARTILES)
     chart = charts.bands(both, "memories with m > 0", ".0%", model.layers)
     title = "active share of the memories reached, by kind"
     kinds = ex.draw_kinds("active", rows, "median", title, ".0%", "Share of active memories", model)

@@ -9,7 +9,7 @@ from typing import Any
 
 import altair as alt
 
-from memlens.experiments.experiment import PAPER_LAYERS, QUARTILES, ModelShape, Panel, Row, depth
+from memlens.experiments.experiment import PAPER_LAYERS, ModelShape, Panel, Row, depth
 from memlens.experiments.style import CATEGORIES, SHAPES, colour, page_spec
 from memlens.stats import wilson
 
@@ -232,20 +232,16 @@ def with_depth(rows: Iterable[Row], layers: int) -> list[Row]:
 
 
 def beside_paper(
-    yours: list[Row], theirs: list[Row], model: ModelShape, column: str, keep: Sequence[str] = ("low", "high")
+    yours: list[Row], theirs: list[Row], model: ModelShape, column: str = "", keep: Sequence[str] = ("low", "high")
 ) -> list[Row]:
-    """Return the rows of this model and of the paper with a shared depth axis. The column becomes `value`."""
-    names = ("depth", "layer", "value", *keep)
+    """Return the rows of this model and of the paper with a shared depth axis, with the columns in `keep`.
+
+    If a column is named, it becomes `value`.
+    """
+    names = ("whose", "depth", "layer", *(["value"] if column else []), *keep)
     both = [{"whose": YOURS, **row} for row in with_depth(yours, model.layers)]
     both += [{"whose": PAPER, **row} for row in with_depth(theirs, PAPER_LAYERS)]
-    return [{"whose": row["whose"]} | {key: (row | {"value": row[column]}).get(key) for key in names} for row in both]
-
-
-def quartiles_beside_paper(yours: list[Row], theirs: list[Row], model: ModelShape) -> list[Row]:
-    """Return the quartiles of this model and of the paper with a shared depth axis."""
-    both = [{"whose": YOURS, **row} for row in with_depth(yours, model.layers)]
-    both += [{"whose": PAPER, **row} for row in with_depth(theirs, PAPER_LAYERS)]
-    return [{key: row[key] for key in ("whose", "depth", "layer", *QUARTILES)} for row in both]
+    return [{key: row.get(column if key == "value" else key) for key in names} for row in both]
 
 
 def share_panel(

@@ -45,7 +45,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     from memlens.experiments import charts
 
     chart = charts.bands(
-        charts.quartiles_beside_paper(rows, published(), model),
+        charts.beside_paper(rows, published(), model, keep=ex.QUARTILES),
         "probability of the final token",
         "~g",
         model.layers,

@@ -30,7 +30,7 @@ from memlens.index.reader import Index
 from memlens.memory import KINDS, MemoryNames
 from memlens.progress import Progress
 from memlens.stats import Estimate, Z, contrast, mean_estimate, slope_weights
-from memlens.text import number, percent, visible
+from memlens.text import number, percent
 
 Row = dict[str, Any]
 
@@ -549,12 +549,6 @@ class Picture:
     remark: Callable[[Index], str] | None = None  # returns a text to show next to the sample size
     below: Callable[[Rows], list[Any]] | None = None  # returns what to print below the picture, from the other tables
 
-    @classmethod
-    def plain(cls, rows: Sequence[Row]) -> "Picture":
-        """Return the default output: the first four columns with numbers."""
-        numbers = [name for name in (rows[0] if rows else {}) if isinstance(rows[0][name], float)][:4]
-        return cls(tuple(Column(visible(name), name, short) for name in numbers), {name: name for name in numbers[:1]})
-
     def headline(self, rows: Sequence[Row]) -> list[tuple[str, list[float | None], Write]]:
         """Return each curve as a label, its numbers by layer and the number format."""
         writes = {column.name: column.write for column in self.columns}
@@ -579,8 +573,8 @@ class Experiment:
     last_layer: bool = False  # True if the model's last layer must have been scanned
     people: str = ""  # kind of annotations that the experiment reads (see annotations/records.py)
     claims: tuple[Claim, ...] = ()
-    picture: Picture | None = None
-    # replaces the picture: called with the index, the rows by table, the width of the terminal and a description of the
+    picture: Picture | None = None  # one of `picture` and `terminal` is given
+    # called with the index, the rows by table, the width of the terminal and a description of the
     # prefixes; returns a line about the sample and a list of renderables for rich
     terminal: Callable[[Index, Rows, int, str], tuple[str, list[Any]]] | None = None
 

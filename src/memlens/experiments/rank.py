@@ -61,7 +61,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
     from memlens.experiments import charts
 
-    both = charts.quartiles_beside_paper(_relative(rows, model.vocabulary), _relative(published()), model)
+    both = charts.beside_paper(_relative(rows, model.vocabulary), _relative(published()), model, keep=ex.QUARTILES)
     chance = [
         {
             "baseline": "this model, shuffled targets",
