@@ -1,6 +1,6 @@
 """Take screenshots of an index for the README and the gallery: charts of its report and pages of the workbench.
 
-    python docs/make_pictures.py INDEX NAME [--memory L5N12] [--parts claims refinement ...] [--pages memory trace ...]
+    python docs/make_pictures.py INDEX NAME [--memory L5N12] [--parts pictures patterns ...] [--pages memory trace ...]
         [--prompt TEXT --set L5N12=x4]
 
 Writes docs/pictures/NAME-PART.png. Needs the dependencies of the browser tests (`pip install -e '.[dev]'`, chromium).
@@ -21,7 +21,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 PICTURES = Path(__file__).with_name("pictures")
-PARTS = ("claims", "patterns", "local-edits", "agreement", "refinement", "composition", "cases")
+PARTS = ("pictures", "patterns")
+SECTIONS = ("findings", "pictures", "verdicts")  # parts of the report that are shown as a whole
 PAGES = ("overview", "memory", "trace", "steer")
 WIDTH, HEIGHT, MARGIN = 1180, 800, 10
 
@@ -71,7 +72,7 @@ def main() -> None:
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, device_scale_factor=1.5)
         page.goto((options.index / "report.html").resolve().as_uri())
         for part in options.parts:
-            take_screenshot(page, f"{options.name}-{part}", "#verdicts" if part == "claims" else f"#{part} figure")
+            take_screenshot(page, f"{options.name}-{part}", f"#{part}" if part in SECTIONS else f"#{part} figure")
         query = urlencode({"prompt": options.prompt})
         paths = {"overview": "/", "memory": f"/m/{options.memory}", "trace": f"/trace?{query}"}
         paths["steer"] = f"/steer?{query}&{urlencode({'count': 24, 'set': options.edit})}"

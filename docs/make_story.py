@@ -1,6 +1,6 @@
-"""Write docs/story.md: one prompt in the bundled model, layer by layer, and the memories that it depends on.
+"""Write a section of docs/findings.md: one prompt, layer by layer, and the memories that its prediction depends on.
 
-    memlens demo && python docs/make_story.py memlens-demo "Two months" " later"
+    memlens demo && python docs/make_story.py memlens-demo "Scientists had believed" " that"
 
 tests/docs/test_findings_page.py computes the numbers again.
 """
@@ -11,9 +11,9 @@ from typing import Any
 
 import memlens
 from memlens.text import percent
-from memlens.tracer.result import LayerTrace, Trace
 
-PAGE = Path(__file__).with_name("story.md")
+PAGE = Path(__file__).with_name("findings.md")
+BEGIN, END = "<!-- story -->\n", "<!-- end of story -->"
 SILENCED = 6  # memories to silence
 
 
@@ -25,22 +25,8 @@ def top_token(shares: Any) -> str:
     return f'"{shares[0].text}" ({percent(shares[0].p)})'
 
 
-def describe_layer(layer: LayerTrace, trace: Trace) -> str:
-    """Return a paragraph about one layer."""
-    token = quote(trace.token.text)
-    lines = [
-        f"**Layer {layer.layer}.** The residual predicts {top_token(layer.residual)} and the output "
-        f"{top_token(layer.output)}. Attention adds {layer.attention:+.2f} to the logit of {token}, and the memories "
-        f"add {layer.memories:+.2f}. The largest effects:\n"
-    ]
-    for memory in layer.by_effect[:2]:
-        pattern = f"; triggers: {'; '.join(memory.patterns[:2])}" if memory.patterns else ""
-        promoted = ", ".join(quote(token.text) for token in memory.promotes[:4])
-        lines.append(f"- {memory.memory} ({memory.effect:+.2f}) promotes {promoted}{pattern}")
-    return "\n".join(lines)
-
-
-def story_page(model: memlens.MemoryModel, index: memlens.Index, prompt: str, token: str) -> str:
+def story(model: memlens.MemoryModel, index: memlens.Index, prompt: str, token: str) -> str:
+    """Return the section as Markdown."""
     trace = memlens.trace(model, prompt, token=token, index=index, top=10)
     strongest = [memory.memory for memory in trace.memories[:SILENCED]]
     alone = memlens.silence_each(model, prompt, strongest, token=token)
@@ -56,20 +42,12 @@ def story_page(model: memlens.MemoryModel, index: memlens.Index, prompt: str, to
         for memory in trace.memories[:SILENCED]
     ]
     parts = ", ".join(f"{name} {value:+.2f}" for name, value in trace.parts.items())
-    return f"""# One prompt from the first layer to the last
-
-The prompt is **{prompt}**. This page follows the token {quote(token)} through the bundled model, which gives it a
-probability of {trace.token.p:.3f} (the prediction is {quote(trace.prediction.text)}). [Three memories](findings.md)
-describes the first memory of the last table in more detail.
+    return f"""The prompt is **{prompt}**. The bundled model gives the token {quote(token)} a probability of
+{trace.token.p:.3f} (the prediction is {quote(trace.prediction.text)}).
 
 ```
 memlens trace memlens-demo "{prompt}" --token "{token}"
 ```
-
-`memlens demo` makes the index `memlens-demo`, and `python docs/make_story.py memlens-demo "{prompt}" "{token}"` writes
-this page.
-
-## Predictions
 
 In each layer, the memories add y to the residual r, and the output is o = r + y. The table shows which token r, y and o
 predict and the probability of {quote(token)} in o. The last column is the case of the paper's Figure 11: o keeps the
@@ -83,15 +61,9 @@ prediction of r (residual), o takes the prediction of y (ffn), r and y agree (ag
 From layer {trace.settled} on, the prediction does not change. The logit of {quote(token)}, {trace.logit:.2f}, is an
 exact sum: {parts}.
 
-## Layers
-
-{(chr(10) * 2).join(describe_layer(layer, trace) for layer in trace.layers)}
-
-## Memories that the prediction depends on
-
-The table lists the {SILENCED} memories with the largest effect on the logit. For each row, the model is run again with
-only that memory silenced. The effect on the logit does not determine the change in p, because later layers react when a
-memory is silenced.
+The next table lists the {SILENCED} memories with the largest effect on the logit. For each row, the model is run again
+with only that memory silenced. The effect on the logit does not determine the change in p, because later layers react
+when a memory is silenced.
 
 | memory | effect on the logit | p of {quote(token)} without it | triggers |
 | --- | --- | --- | --- |
@@ -105,7 +77,10 @@ With all {SILENCED} silenced, the probability of {quote(token)} falls from {trac
 def main() -> None:
     folder, prompt, token = sys.argv[1:]
     index = memlens.open_index(folder)
-    PAGE.write_text(story_page(index.load_model(), index, prompt, token), encoding="utf-8")
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    section = story(index.load_model(), index, prompt, token)
+    PAGE.write_text(f"{before}{BEGIN}{section}{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

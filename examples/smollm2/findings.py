@@ -1,7 +1,7 @@
 """Print the table of claims and the findings of an index as Markdown, each finding with the command that shows it.
 
     python examples/smollm2/findings.py INDEX
-    python examples/smollm2/findings.py INDEX docs/gallery.md bundled
+    python examples/smollm2/findings.py INDEX docs/findings.md bundled
 
 The second command writes the text into a page, between `<!-- bundled -->` and `<!-- end of bundled -->`, with the
 pictures whose names start with `bundled`. Any index can be used. Findings whose tables are missing are left out.
@@ -19,19 +19,23 @@ from memlens.text import visible
 
 def claims(index: memlens.Index) -> str:
     """Return the table of claims with the verdicts on this model."""
-    lines = ["| the paper's claim | published | this model | 95% interval | verdict | why |", "| --- " * 6 + "|"]
+    lines = ["| the paper's claim | published | this model | 95% interval | shuffled networks | verdict |"]
+    lines.append("| --- " * 6 + "|")
     for judged in Tables(index).judge():
         claim, judgement = judged.claim, judged.judgement
         if judgement is None:
             continue
-        found = (judgement.yours, judgement.interval or "–", f"**{judgement.verdict}**", judgement.reason)
+        found = (judgement.yours, judgement.interval or "–", judgement.shuffled or "–", f"**{judgement.verdict}**")
         lines.append(f"| {' | '.join((claim.text, claim.published, *found))} |")
     return "\n".join(lines) + "\n"
 
 
 def as_markdown(number: int, finding: Finding) -> str:
     """Return a finding as a section: triggers with the last token in bold, the evidence, and the command."""
-    lines = [f"- {visible(before)}**{visible(token)}**" for before, token in finding.triggers]
+    lines = []
+    for before, token in finding.triggers:
+        space = " " * (token != token.lstrip())
+        lines.append(f"- {visible(before)}{space}**{visible(token.strip())}**")
     if finding.curve and finding.curve.numbers:
         first, last = finding.curve.ends
         lines.append(f"- {finding.curve.label} by layer: {first} in the first layer, {last} in the last")

@@ -1,4 +1,4 @@
-"""docs/findings.md and docs/story.md: what they say happens, on the model that comes with memlens."""
+"""docs/findings.md: what it says happens, on the model that comes with memlens."""
 
 import re
 
@@ -12,7 +12,7 @@ PAGE = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
 ROW = re.compile(r'^\| ([^|]+) \| "([^"]+)" \| (L\d+N\d+) \| (0\.\d+) \| (0\.\d+) \|$', re.MULTILINE)
 TRACE = re.compile(r'^memlens trace stories "([^"]+)" --token "([^"]+)" --set (L\d+N\d+)=0$', re.MULTILINE)
 
-STORY = (ROOT / "docs" / "story.md").read_text(encoding="utf-8")
+STORY = PAGE.partition("<!-- story -->")[2].partition("<!-- end of story -->")[0]
 ASKED = re.compile(r'^memlens trace memlens-demo "([^"]+)" --token "([^"]+)"$', re.MULTILINE)
 LAYER = re.compile(
     r'^\| (\d+) \| "(.+)" \([\d.]+%\) \| "(.+)" \([\d.]+%\) \| "(.+)" \([\d.]+%\) \| ([\d.]+) \| (\w+) \|$', re.M
