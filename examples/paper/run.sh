@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The paper's experiments, start to finish: run.sh MODEL TRAIN VALIDATION INDEX. Stopped anywhere, the same command goes on.
-# WHERE holds options that say where it runs (--executor ray ...), SAMPLE options that make the experiments smaller.
+# Run all experiments of the paper: run.sh MODEL TRAIN VALIDATION INDEX. To resume an interrupted run, run it again.
+# WHERE: options for workers, such as --executor ray. SAMPLE: options for smaller samples, such as --sample 500.
 set -euo pipefail
 model=$1 train=$2 validation=$3 index=$4
 read -ra where <<<"${WHERE:-}"
