@@ -21,7 +21,7 @@ from memlens.experiments.prefixes import frequent_tokens
 from memlens.index.reader import Index
 from memlens.memory import MemoryId, Trigger
 from memlens.progress import Progress, no_progress
-from memlens.text import cut_left, percent, plain_table, quoted, visible
+from memlens.text import curve, cut_left, percent, plain_table, quoted, visible
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
@@ -171,11 +171,13 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def print_silencing(index: Index, tables: ex.Rows, width: int, origin: str) -> tuple[str, list[Any]]:
-    """Return a line about the sample and a table of the memories with the largest factors."""
+    """Return a line about the sample, a curve of memories by layer and a table of those with the largest factors."""
     from rich.text import Text
 
     rows = list(tables["silencing"])
     memories = first_prompts(rows)
+    counts = [float(sum(row["layer"] == layer for row in memories)) for layer in index.layers]
+    line = Text.assemble("memories by layer  ", (curve(counts), "cyan"), (f"  maximum {max(counts):,.0f}", "dim"))
     table = plain_table(["memory", "token", ">follows", ">p", ">without", ">factor", "prompt"])
     for row in memories[:_PRINTED]:
         table.add_row(
@@ -187,7 +189,7 @@ def print_silencing(index: Index, tables: ex.Rows, width: int, origin: str) -> t
             f"{row['factor']:.2f}",
             cut_left(visible(row["prompt"]), max(min(width, 120) - 64, 12)),
         )
-    return f"{len(memories):,} memories, each on up to {PROMPTS} of its triggers ({len(rows):,} prompts)", [table]
+    return f"{len(memories):,} memories, each on up to {PROMPTS} of its triggers ({len(rows):,} prompts)", [line, table]
 
 
 EXPERIMENT = ex.Experiment(
