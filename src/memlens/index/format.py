@@ -171,7 +171,8 @@ SCHEMAS = {
 _NULLABLE = {
     "next_token", "weight", "quadrants", "target", "target_rank", "prefixes", "follows", "promotes", "role", "roles",
 }  # fmt: skip
-_PARALLEL = (("tokens", "p"), ("bottom_tokens", "bottom_p"), ("tokens", "scores"), ("tokens", "ends"))  # lists
+# pairs of columns whose lists have the same length in every row
+_PARALLEL = (("tokens", "p"), ("bottom_tokens", "bottom_p"), ("tokens", "scores"), ("tokens", "ends"))
 _PATTERN_COLUMNS = "layer memory pattern kind description prefixes confidence share q"
 DERIVED_COLUMNS = {  # columns that readers require
     VALUES: "layer memory max_p entropy norm argmax target target_rank tokens p bottom_tokens bottom_p coherence",

@@ -25,7 +25,7 @@ Place = Literal["triggers", "values", "patterns", "name"]
 Kind = Literal["none", "shallow", "semantic", "both"]
 Statistic = Literal["max", "frequency", "mean", "max_p"]
 PLACES: tuple[str, ...] = get_args(Place)
-_HOMES = {
+_OPTION_PLACES = {  # options that have an effect in some places only
     "ends": ("triggers",),
     "ignore_case": ("triggers",),
     "substring": ("values", "patterns"),
@@ -173,9 +173,9 @@ def search(index: Index, query: SearchQuery) -> SearchResult:
         raise SettingError(f"the text to search for has {len(query.text):,} characters; give at most {_MOST_LETTERS:,}")
     if query.place not in PLACES:
         raise SettingError(f"--in is '{query.place}'; choose one of: {', '.join(PLACES)}")
-    for option, homes in _HOMES.items():
-        if getattr(query, option) and query.place not in homes:
-            purpose = f"--{option.replace('_', '-')} is for --in {' or '.join(homes)}"
+    for option, places in _OPTION_PLACES.items():
+        if getattr(query, option) and query.place not in places:
+            purpose = f"--{option.replace('_', '-')} is for --in {' or '.join(places)}"
             raise SettingError(f"{purpose} and has no effect with --in {query.place}; leave it out")
     if not query.texts:
         return _list_memories(index, query)
@@ -255,17 +255,17 @@ def _search_patterns(index: Index, query: SearchQuery) -> SearchResult:
 # Tokens in values
 
 _VALUES = """
-WITH wanted AS (SELECT unnest($1::INTEGER[]) AS token, unnest($2::INTEGER[]) AS query),
-places AS (
+WITH searched AS (SELECT unnest($1::INTEGER[]) AS token, unnest($2::INTEGER[]) AS query),
+listed AS (
     SELECT layer, memory, coherence, unnest({tokens}) AS token, unnest({p}) AS p, unnest(range(len({tokens}))) AS rank
     FROM {{values}} v WHERE {condition}
-), own AS (
+), hits AS (
     SELECT layer, memory, any_value(coherence) AS coherence, count(DISTINCT query) AS queries,
            sum(p::DOUBLE) AS sum_p, min(rank) AS best,
            list(struct_pack(token := token, rank := rank, p := p) ORDER BY rank) AS found
-    FROM places JOIN wanted USING (token) GROUP BY layer, memory
+    FROM listed JOIN searched USING (token) GROUP BY layer, memory
 )
-SELECT *, count(*) OVER () AS total FROM own ORDER BY queries DESC, {order}, layer, memory LIMIT $3
+SELECT *, count(*) OVER () AS total FROM hits ORDER BY queries DESC, {order}, layer, memory LIMIT $3
 """
 
 
