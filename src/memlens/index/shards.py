@@ -156,7 +156,9 @@ def merge_shards(
         try:
             for number, shard in enumerate(shards):
                 progress("check", number, len(shards))
-                _check_files(shard)
+                for name, facts in shard.document.files.items():
+                    if not is_intact(shard.partial / name, facts):
+                        raise _damaged(shard, name)
             progress("tables", 0, None)
             scanned, store = _join_parts(shards), CorpusStore(first.partial)
         except MemlensError:
@@ -209,13 +211,6 @@ def _check_numbers(shards: Sequence[Shard]) -> None:
         raise IndexFolderError(
             f"of {total} shards, these are missing: {names}; scan them, starting with --shard {missing[0]}/{total}"
         )
-
-
-def _check_files(shard: Shard) -> None:
-    """Raise IndexFolderError if the checksum of a file of the shard differs from the recorded one."""
-    for name, facts in shard.document.files.items():
-        if not is_intact(shard.partial / name, facts):
-            raise _damaged(shard, name)
 
 
 def _damaged(shard: Shard, name: str) -> IndexFolderError:

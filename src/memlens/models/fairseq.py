@@ -150,10 +150,7 @@ class AdaptiveSoftmax(nn.Module):
             within = at_least_float32((states @ projection) @ words.T)  # [rows, words of the band]
             # adding the class's log-probability to the normalizer saves a pass over the band
             shift = within.logsumexp(-1, keepdim=True) - scores[:, self.ends[0] + band, None]
-            if within.requires_grad:  # `out=` does not support gradients
-                result[:, start:end] = within - shift
-            else:
-                torch.sub(within, shift, out=result[:, start:end])
+            result[:, start:end] = within - shift
             start = end
 
     def table(self) -> Tensor:
