@@ -1,7 +1,7 @@
 # `make demo` and `make test` are all a newcomer needs; both make .venv on first use.
 VENV ?= .venv
 PYTHON ?= python3
-BIN := $(VENV)/bin
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 PIP := $(BIN)/python -m pip --quiet
 RUNS := $(VENV)/.runs
 INSTALLED := $(VENV)/.installed

@@ -80,11 +80,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sync_file(path: Path) -> None:
-    with path.open("rb") as handle:
+    with path.open("r+b") as handle:  # Windows cannot sync a file that is open for reading only
         os.fsync(handle.fileno())
 
 
 def sync_folder(folder: Path) -> None:
+    if os.name == "nt":  # Windows cannot open folders
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -654,10 +654,11 @@ def _lost_agent(ray: Any) -> str:
     if node is None:  # Ray is not connected, or uses Ray Client, which has no agent on this machine
         return ""
     host, _, port = str(node.gcs_address).rpartition(":")
-    for name, family, address in (
-        ("agent on this machine (raylet)", socket.AF_UNIX, node.raylet_socket_name),
-        ("head (gcs_server)", socket.AF_INET6 if ":" in host else socket.AF_INET, (host.strip("[]"), int(port))),
-    ):
+    head_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    agents: list[tuple[str, Any, Any]] = [("head (gcs_server)", head_family, (host.strip("[]"), int(port)))]
+    if hasattr(socket, "AF_UNIX"):  # not on Windows
+        agents.insert(0, ("agent on this machine (raylet)", socket.AF_UNIX, node.raylet_socket_name))
+    for name, family, address in agents:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.settimeout(AGENT_SECONDS)
             try:

@@ -1,7 +1,6 @@
 """After a fault of a process, a disk or a clock, a resumed scan gives the same index or a clear error."""
 
 import errno
-import fcntl
 import os
 import shutil
 import signal
@@ -90,6 +89,8 @@ def test_the_old_manifest_is_gone_for_good_before_any_table_is_replaced(alone, t
 
 
 def test_a_disk_that_cannot_lock_is_not_called_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl", reason="this system locks files in another way")
+
     def refuse(handle: object, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
