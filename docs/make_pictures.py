@@ -76,13 +76,14 @@ def main() -> None:
         query = urlencode({"prompt": options.prompt})
         paths = {"overview": "/", "memory": f"/m/{options.memory}", "trace": f"/trace?{query}"}
         paths["steer"] = f"/steer?{query}&{urlencode({'count': 24, 'set': options.edit})}"
-        with serve_workbench(options.index) as address:
-            page.goto(address)
-            page.locator(".model-status[data-status=ready]").wait_for(timeout=120_000)
-            for name in options.pages:
-                page.goto(address + paths[name])
-                page.wait_for_load_state("networkidle")  # shading and generated text
-                take_screenshot(page, f"{options.name}-{name}")
+        if options.pages:
+            with serve_workbench(options.index) as address:
+                page.goto(address)
+                page.locator(".model-status[data-status=ready]").wait_for(timeout=120_000)
+                for name in options.pages:
+                    page.goto(address + paths[name])
+                    page.wait_for_load_state("networkidle")  # shading and generated text
+                    take_screenshot(page, f"{options.name}-{name}")
         browser.close()
 
 

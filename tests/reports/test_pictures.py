@@ -39,7 +39,7 @@ def test_a_memory_is_shown_with_its_strongest_triggers_and_top_tokens(bare: meml
         if (row["layer"], row["memory"]) == (3, 5)
     )
     drawn = picture.panel.spec["data"]["values"]
-    assert [row["p"] for row in drawn] == pytest.approx(value["p"][:10])
+    assert [row["p"] for row in drawn] == pytest.approx([p * len(bare.vocabulary) for p in value["p"][:10]])
     names = [f"{place}. {token(bare.vocabulary[number])}" for place, number in enumerate(value["tokens"][:10], 1)]
     assert [row["name"] for row in drawn] == names
     assert picture_memory(bare, [Finding("claim x", "", "")]) is None

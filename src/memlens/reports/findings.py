@@ -25,6 +25,7 @@ from memlens.experiments.experiment import (
     VERDICTS,
     JudgedClaim,
     Row,
+    as_points_per_layer,
 )
 from memlens.experiments.run import EXPERIMENTS
 from memlens.experiments.silencing import LIKELY, PROMPTS
@@ -178,6 +179,8 @@ def _claim(judged: JudgedClaim, index: Index, tables: Tables) -> Finding:
     assert judgement is not None
     curve = _curve(judged, tables)
     numbers = judgement.yours + (f" ({judgement.interval})" if judgement.interval and not curve else "")
+    if judgement.measure and claim.write is as_points_per_layer:
+        numbers = claim.write(judgement.measure.value)  # in the unit of the shuffled networks
     numbers += f"; shuffled: {judgement.shuffled}" if judgement.shuffled else ""
     numbers += "" if curve and curve.published else f"; in the paper {claim.published}"
     words = shlex.split(tables.command(judged.experiment))  # "memlens VERB INDEX ...", as in the report

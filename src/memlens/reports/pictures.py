@@ -24,7 +24,7 @@ class MemoryPicture:
 
     finding: Finding
     examples: list[TriggerExample]
-    panel: Panel | None  # top tokens and their probabilities; None without a values table
+    panel: Panel | None  # top tokens and their probabilities relative to uniform; None without a values table
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,10 @@ def picture_memory(index: Index, findings: Sequence[Finding]) -> MemoryPicture |
     panel = None
     if value is not None:
         tokens = [f"{place}. {token(one.text)}" for place, one in enumerate(value.promotes[:_TOKENS], 1)]
-        rows = [{"name": name, "p": one.number} for name, one in zip(tokens, value.promotes, strict=False)]
+        uniform = 1 / index.manifest.value_tokens
+        rows = [{"name": name, "p": one.number / uniform} for name, one in zip(tokens, value.promotes, strict=False)]
         text = f"Top tokens of {finding.memory}: {', '.join(tokens)}"
-        panel = _bars("memory-tokens", rows, "probability in the value’s distribution", text)
+        panel = _bars("memory-tokens", rows, "probability in the value, relative to a uniform distribution", text)
     return MemoryPicture(finding, [example_of(index, trigger, promoted) for trigger in triggers], panel)
 
 
