@@ -92,7 +92,7 @@ def export_neuronpedia(
         progress: Called with the number of exported memories.
     """
     if top < 1:
-        raise SettingError(f"--top is {top}; write at least 1 trigger of a memory")
+        raise SettingError(f"--top is {top}; it must be 1 or more")
     export = _Export(index, model, top, progress)
     prepare_output_folder(out, force=force, replaced=[export.model_id])
     with explain_os_errors(out):
