@@ -7,7 +7,7 @@ first. Files that memlens did not write are never removed.
 
 import shutil
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +232,8 @@ def replace_tables(folder: Path, source: Path, names: Collection[str]) -> None:
     for path in old:
         if path.relative_to(folder).as_posix() not in names:
             path.unlink(missing_ok=True)
+    with suppress(OSError):  # the folder is missing or not empty
+        (folder / EXPERIMENTS).rmdir()
     for name in names:
         (folder / name).parent.mkdir(exist_ok=True)
         if (source / name).exists():  # otherwise an interrupted call has already moved the table
