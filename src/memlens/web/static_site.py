@@ -196,11 +196,11 @@ def _is_archive(head: bytes) -> bool:
 
 
 class _Site:
-    static = ("circuit", "collections", "icon", "memory", "overview", "search", "site", "style")
+    static: tuple[str, ...] = ("circuit", "collections", "icon", "memory", "overview", "search", "site", "style")
 
     def __init__(self, index: SiteIndex, out: Path, top: int, circuits: list[Circuit], progress: Progress) -> None:
         self.index, self.out, self.top, self.circuits, self.progress = index, out, top, circuits, progress
-        self.nav = (*_NAV[:2], ("/circuit", "Circuit"), *_NAV[2:]) if circuits else _NAV
+        self.nav: tuple[tuple[str, str], ...] = (*_NAV[:2], ("/circuit", "Circuit"), *_NAV[2:]) if circuits else _NAV
         self.bench = SiteBench(index)
         self.ends = ("top", "bottom") if has_bottom(index) else ("top",)
         self.triggers: dict[str, list[int]] = defaultdict(list)
