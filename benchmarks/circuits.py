@@ -1,4 +1,4 @@
-"""Faithfulness of circuits of public tasks by four ways to rank memories, and relevance against exact silencing.
+"""Faithfulness of circuits of public tasks by five ways to rank memories, and relevance against exact silencing.
 
     python benchmarks/circuits.py MODEL DATA [-o FILE.csv] [--tasks nounpp,simple,ioi,greater-than] [--pairs 48]
 
@@ -9,15 +9,16 @@ answers are one token. Scores come from --pairs training pairs, and faithfulness
 Greater-than and IOI have no test file: their held-out pairs follow the training pairs.
 
 FILE.csv: for each task and method, faithfulness and complement over sizes, next to random sets with as many memories
-per layer. Methods: `integrated` (gradients over inputs, 10 steps), `patching` (attribution patching), `relevance`
-(frozen network) and `refined` (a mask learned from the integrated ranking). A task that the model cannot do has one row
-with the reason.
+per layer. Methods: `integrated` (gradients over inputs, 10 steps), `ablation` (gradients over a mask, 10 steps),
+`patching` (attribution patching), `relevance` (frozen network) and `refined` (a mask learned from the integrated
+ranking). A task that the model cannot do has one row with the reason.
 
 FILE-silencing.csv: for 5 prompts of each task, the correlation of linear estimates with exact effects of 200 memories,
-the 100 with the largest estimates by relevance and 100 random ones. `silence` sets a memory to 0 at all positions, and
-`patch` sets it to its coefficients in the patch prompt. Estimates: relevance with `--gate value` and `--gate half`, and
-the gradient of the unfrozen network, with attention or norms frozen. `large` is the share of the squared error of
-`value` that is due to the 10 memories with the largest coefficients.
+the 100 with the largest estimates by relevance and 100 random ones. `silence` sets a memory to 0 at all positions,
+`silence after first` at all but the first, `mean` sets it to its means over the patch prompts of the training pairs,
+and `patch` to its coefficients in the patch prompt of the same pair. Estimates: relevance with `--gate value` and
+`--gate half`, and the gradient of the unfrozen network, with attention or norms frozen. `large` is the share of the
+squared error of `value` that is due to the 10 memories with the largest coefficients.
 
 Tasks and methods that are already in the files are skipped.
 """
@@ -44,7 +45,7 @@ from memlens.circuits.task import Pair, TaskCircuit, read_pairs, task_circuit
 from memlens.errors import MemlensError
 from memlens.models.memory_model import MemoryModel
 
-METHODS = ("integrated", "patching", "relevance", "refined")
+METHODS = ("integrated", "ablation", "patching", "relevance", "refined")
 CURVE_COLUMNS = (
     *("task", "method", "training", "held_out", "accuracy", "memories", "share", "faithfulness", "low", "high"),
     *("complement", "complement_low", "complement_high", "random", "smallest", "area", "cpu_minutes", "note"),
@@ -181,17 +182,25 @@ def coefficients(model: MemoryModel, tokens: torch.Tensor) -> torch.Tensor:
     return torch.cat([recording.coefficients[layer.number][0] for layer in model.layers], 1)
 
 
-def measure_silencing(model: MemoryModel, name: str, pairs: list[Pair], count: int) -> Iterator[dict[str, Any]]:
-    """Compare linear estimates with the change of the metric if single memories are changed, on 5 prompts."""
-    for number, pair in enumerate(pairs[:5]):
+def measure_silencing(
+    model: MemoryModel, name: str, pairs: tuple[list[Pair], list[Pair]], count: int
+) -> Iterator[dict[str, Any]]:
+    """Compare linear estimates with the change of the metric if single memories are changed, on 5 held-out prompts."""
+    training = task._batches(model, [task._encode(model, pair, "pair") for pair in pairs[0]])
+    means = torch.cat(list(task._mean_coefficients(model, training).values()), 1)
+    for pair in pairs[1][:5]:
         (batch,) = task._batches(model, [task._encode(model, pair, "pair")])
         clean, patch = (coefficients(model, tokens) for tokens in (batch.clean, batch.patch))
         gradients = estimate(model, batch)
-        for change, base in {"silence": torch.zeros_like(clean), "patch": patch}.items():
+        mean = means[torch.arange(len(clean)).clamp(max=len(means) - 1)]
+        zero = torch.zeros_like(clean)
+        after_first = torch.cat([clean[:1], zero[1:]])
+        bases = {"silence": zero, "silence after first": after_first, "mean": mean, "patch": patch}
+        for change, base in bases.items():
             effects = {name: (one * (clean - base)).sum(0).double().numpy() for name, one in gradients.items()}
             best = np.argsort(-abs(effects["value"]))[: count // 2]
             others = np.setdiff1d(np.arange(clean.shape[1]), best)
-            chosen = np.append(best, np.random.default_rng(number).choice(others, count - len(best), replace=False))
+            chosen = np.append(best, np.random.default_rng(0).choice(others, count - len(best), replace=False))
             exact = exact_effects(model, batch, chosen, base)
             ranks = {name: spearmanr(effects[name][chosen], exact).statistic for name in ("value", "gradient")}
             errors = (effects["value"][chosen] - exact) ** 2
@@ -274,7 +283,7 @@ def main() -> None:
                 append(curves, CURVE_COLUMNS, list(measure_curve(model, name, method, pairs, options.random_sets)))
                 print(name, method, flush=True)
         if (name,) not in silenced and options.memories:
-            append(silencing, SILENCING_COLUMNS, list(measure_silencing(model, name, pairs[1], options.memories)))
+            append(silencing, SILENCING_COLUMNS, list(measure_silencing(model, name, pairs, options.memories)))
             print(name, "silencing", flush=True)
 
 

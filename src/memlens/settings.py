@@ -382,10 +382,11 @@ class TaskSettings(Settings):
 
     method: str = option(
         "integrated",
-        "Gradient in the scores: integrated, in the frozen network (relevance) or at the clean prompt (patching).",
+        "How to score memories: integrated or relevance (gradients times changes from the patch prompt), ablation "
+        "(gradients between means and coefficients), or patching (gradients at the clean prompt).",
         metavar="NAME",
         panel=TASK,
-        choices=("integrated", "relevance", "patching"),
+        choices=("integrated", "ablation", "relevance", "patching"),
     )
     steps: int = option(
         10,

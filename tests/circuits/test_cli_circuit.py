@@ -110,7 +110,7 @@ def test_held_out_pairs_are_read_from_a_file(run: Run, tiny_gpt2: Path, rows: An
         (["The river", "--refine"], "--refine has no effect with a prompt"),
         (
             ["--pairs", "missing.jsonl", "--method", "x"],
-            "--method is 'x'; choose one of: integrated, relevance, patching",
+            "--method is 'x'; choose one of: integrated, ablation, relevance, patching",
         ),
         (["--pairs", "missing.jsonl", "--steps", "0"], "--steps is 0; it must be 1 or more"),
         (["--pairs", "missing.jsonl", "--test", "1"], "--test is 1.0; it must be a share between 0 and 1"),

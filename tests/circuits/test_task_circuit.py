@@ -131,6 +131,26 @@ def test_patching_scores_are_gradients_at_the_clean_prompt(model: MemoryModel, p
     assert result.scores[best] == pytest.approx(float(scores[best.memory]) / len(pairs), abs=1e-9)
 
 
+def test_scores_by_ablation_add_up_to_the_effect_of_all_memories(model: MemoryModel, pairs: list[Pair]) -> None:
+    (batch,) = task._batches(model, [task._encode(model, pair, "pair") for pair in pairs])
+    means = task._mean_coefficients(model, [batch])
+    points = [(step + 0.5) / 50 for step in range(50)]
+    scores = torch.cat([*task._ablation_scores(model, batch, means=means, points=points).values()])
+    whole, none = (task._masked_metric(model, batch, torch.full((120,), share), means) for share in (1.0, 0.0))
+    assert float(scores.sum()) == pytest.approx(float((whole - none).sum()), rel=1e-3)
+
+
+def test_scores_by_ablation_are_slopes_of_the_mask(model: MemoryModel, pairs: list[Pair]) -> None:
+    (batch,) = task._batches(model, [task._encode(model, pair, "pair") for pair in pairs])
+    means = task._mean_coefficients(model, [batch])
+    scores = torch.cat([*task._ablation_scores(model, batch, means=means, points=[0.3]).values()])
+    for number in (3, 50, 119):
+        step = torch.zeros(120, dtype=torch.float64)
+        step[number] = 1e-5
+        ends = [task._masked_metric(model, batch, 0.3 + sign * step, means).sum() for sign in (1, -1)]
+        assert float(scores[number]) == pytest.approx(float(ends[0] - ends[1]) / 2e-5, abs=1e-6)
+
+
 def test_the_gradient_of_the_mask_is_that_of_finite_differences(model: MemoryModel, pairs: list[Pair]) -> None:
     (batch,) = task._batches(model, [task._encode(model, pair, "pair") for pair in pairs])
     means = task._mean_coefficients(model, [batch])

@@ -9,7 +9,9 @@ of each. The metric is logit(clean answer) - logit(patch answer) at the last pos
    differ in the gradient. `integrated` (default) takes the mean gradient along the line from the input of the patch
    prompt to the input of the clean prompt. `relevance` takes the gradient in the frozen network of the clean prompt,
    where half of a gated memory is attributed to each of its factors (RelP). `patching` (attribution patching) takes the
-   gradient at the clean prompt.
+   gradient at the clean prompt. The score of `ablation` is the mean gradient of the metric with respect to a mask that
+   moves all memories together from their means (see step 3) to their own coefficients. The scores of `ablation` sum to
+   m(all) - m(none), the denominator of the faithfulness, and they also find memories that both prompts need.
 3. Rank memories by the absolute score. For each size k, keep the first k memories and set all other memories to their
    means over the patch prompts of the training pairs, at each position.
 4. With `refine`, learn a mask over the 2% of memories with the largest absolute scores. A coefficient m becomes
@@ -228,10 +230,10 @@ def task_circuit(
     train, test = _batches(loaded, training), _batches(loaded, measured)
     accuracy = _check_ability(loaded, [*test, *train])
     means = _mean_coefficients(loaded, train)
+    points = [(step + 0.5) / settings.steps for step in range(settings.steps)]
     scorers: dict[str, Callable[[MemoryModel, _Batch], dict[int, Tensor]]] = {
-        "integrated": partial(
-            _integrated_scores, points=[(step + 0.5) / settings.steps for step in range(settings.steps)]
-        ),
+        "ablation": partial(_ablation_scores, means=means, points=points),
+        "integrated": partial(_integrated_scores, points=points),
         "patching": partial(_integrated_scores, points=[1.0]),
         "relevance": _relevance_scores,
     }
@@ -440,6 +442,19 @@ def _relevance_scores(model: MemoryModel, batch: _Batch) -> dict[int, Tensor]:
 
 def _difference(logits: Tensor, answer: int, other: int) -> Tensor:
     return logits[answer] - logits[other]
+
+
+def _ablation_scores(
+    model: MemoryModel, batch: _Batch, *, means: dict[int, Tensor], points: Sequence[float]
+) -> dict[int, Tensor]:
+    """Return the mean gradient of the metric at `points` of the mask, summed over pairs, layer -> [memories]."""
+    sizes = [mean.shape[1] for mean in means.values()]
+    scores = torch.zeros(sum(sizes), dtype=torch.float64)
+    for point in points:
+        mask = torch.full((sum(sizes),), point, dtype=model.dtype, requires_grad=True)
+        metric = _masked_metric(model, batch, mask, means, gradients=True).sum()
+        scores += torch.autograd.grad(metric, mask)[0].double() / len(points)
+    return dict(zip(means, torch.split(scores, sizes), strict=True))
 
 
 def _learn_mask(
