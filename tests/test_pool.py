@@ -14,6 +14,7 @@ import pytest
 from memlens import pool as pool_module
 from memlens.errors import CorpusError, WorkerError
 from memlens.pool import PickledSource, Pool, ProcessPool, SerialPool
+from processes import list_workers, wait_until_ended
 from waiting import wait_until
 
 
@@ -74,24 +75,6 @@ def panic(value: None, item: int) -> int:
 def look_around(value: None, item: int) -> tuple[bool, bool, str]:
     ignored = signal.getsignal(signal.SIGINT) is signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     return ignored, "torch" in sys.modules, os.environ["TOKENIZERS_PARALLELISM"]
-
-
-def children(process: int) -> list[int]:
-    """Return the worker processes of a process."""
-    workers = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text().rpartition(")")[2].split()
-            command = status.with_name("cmdline").read_bytes()
-        except OSError:
-            continue
-        if int(fields[1]) == process and fields[0] != "Z" and b"popen_loky" in command:
-            workers.append(int(status.parent.name))
-    return workers
-
-
-def wait_until_gone(processes: list[int]) -> None:
-    wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in processes), "the workers end")
 
 
 @pytest.mark.parametrize("pool", [SerialPool(10), ProcessPool(PickledSource(10), 2)], ids=["serial", "processes"])
@@ -199,13 +182,13 @@ def test_an_interrupted_map_leaves_no_worker() -> None:
 
     def stop() -> None:
         calls.append(1)
-        if len(calls) > 3 and children(os.getpid()):
-            calls.extend(children(os.getpid()))
+        if len(calls) > 3 and list_workers(os.getpid()):
+            calls.extend(list_workers(os.getpid()))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         list(ProcessPool(PickledSource(600), 2, check_stop=stop).map(sleep, range(4)))
-    wait_until_gone([number for number in calls if number > 1])
+    wait_until_ended([number for number in calls if number > 1])
 
 
 def sleep(seconds: int, item: int) -> None:
@@ -225,10 +208,10 @@ for result in ProcessPool(PickledSource(None), 2).map(work, range(4)):
 def test_workers_end_within_seconds_when_their_driver_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None and driver.stdout.readline() == "busy\n"
-        workers = children(driver.pid)
+        workers = list_workers(driver.pid)
         driver.kill()
     assert len(workers) == 2
-    wait_until_gone(workers)
+    wait_until_ended(workers)
 
 
 def test_a_system_without_processes_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

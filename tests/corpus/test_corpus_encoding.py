@@ -22,6 +22,7 @@ from memlens.errors import MemlensError, SettingError
 from memlens.models.tokenizer import Tokenizer
 from memlens.settings import CorpusSettings
 from memlens.testing import tiny_tokenizer
+from processes import list_workers
 
 LINE = "The river runs to the sea. In {} a café opened near St. Mary's, and it rained! \u201cWhy?\u201d asked nobody."
 
@@ -134,16 +135,9 @@ def test_reading_is_not_far_ahead_and_processes_end_with_it(
     chunks = encode_corpus(CorpusSettings(("a.txt",)), tokenizer, max_length=None, max_tokens=None, processes=processes)
     assert len(list(islice(chunks, 30))) == 30
     assert len(read) * len(LINE) < 60 * 1009
-    assert len(workers()) == (processes if processes > 1 else 0)
+    assert len(list_workers(os.getpid())) == (processes if processes > 1 else 0)
     chunks.close()
-    assert not workers()
-
-
-def workers() -> list[int]:
-    """Return the worker processes of this process."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
-    return [child for child, command in commands.items() if b"popen_loky" in command]
+    assert not list_workers(os.getpid())
 
 
 def test_a_short_text_starts_no_process(folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ TEXTS = tuple(str(BUNDLED / name) for name in ("birds.txt", "bridges.txt", "film
 TABLES = ("corpus", "memories", "ordinary", "triggers", "vocabulary")
 OPTIONS: dict[str, Any] = {"top": 5, "batch_tokens": 64, "threads": 1}  # about a hundred batches in one window
 
-# A scan with two workers as a separate process, so that it can be killed. It prints each step.
+# A scan with two workers as a separate process, so that it can be killed. After some tokens it reports, and waits.
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -27,12 +27,15 @@ from memlens.index import build
 from memlens.models.load import load
 from memlens.scanner import scan
 from memlens.settings import CorpusSettings, ScanSettings
-model, out, *texts = sys.argv[1:]
+model, out, until, *texts = sys.argv[1:]
 build.segment_size, scan.SAVE_RATIO = (lambda *plan: 2), 0
-tell = lambda *step: print(*step, flush=True)
+def wait_after_some_tokens(stage, done, total):
+    if stage == "scan" and done > int(until):
+        print("waiting", flush=True)
+        sys.stdin.readline()
 settings = ScanSettings(top=5, batch_tokens=64, threads=1)
 build.build_index(load(model, prove=False), CorpusSettings(tuple(texts)), settings, Path(out), save_seconds=0.0,
-                  progress=tell, workers=2)
+                  progress=wait_after_some_tokens, workers=2)
 """
 
 
@@ -68,34 +71,14 @@ class Scans:
         assert steps[0] > 0, "the second run began where the first one stopped"
 
 
-def start(checkpoint: Path, out: Path, until: int, **more: Any) -> subprocess.Popen[str]:
-    """Start a driver with two workers, and return it when it reports this number of tokens."""
-    command = [sys.executable, "-c", PROGRAM, str(checkpoint), str(out), *TEXTS]
+def start(checkpoint: Path, out: Path, until: int) -> subprocess.Popen[str]:
+    """Start a driver with two workers. Returns it when it has scanned this number of tokens and waits."""
+    command = [sys.executable, "-c", PROGRAM, str(checkpoint), str(out), str(until), *TEXTS]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, **more)
-    next(line for line in process.stdout or () if line.startswith("scan") and int(line.split()[1]) > until)
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen(command, text=True, env=environment, **pipes)
+    assert process.stdout is not None and process.stdout.readline() == "waiting\n"
     return process
-
-
-def children_of(process: int) -> list[int]:
-    """Return the worker processes of a process."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text().rpartition(")")[2].split()
-            command = status.with_name("cmdline").read_bytes()
-        except OSError:
-            continue  # it has ended
-        if int(fields[1]) == process and fields[0] != "Z" and b"popen_loky" in command:
-            found.append(int(status.parent.name))
-    return found
-
-
-def is_alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def interrupting_after(batches: int, number: int = signal.SIGINT) -> Callable[[str, int, int | None], None]:

@@ -1,6 +1,5 @@
 """The index of a mixture of experts equals a naive count, and has the same bytes however the scan is divided."""
 
-import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -48,11 +47,8 @@ def test_a_stopped_scan_and_shards_give_the_bytes_of_one_process(scans: Scans, t
 
 @pytest.mark.sweep
 def test_a_killed_scan_is_continued(checkpoint: Path, scans: Scans, tmp_path: Path) -> None:
-    process = start(checkpoint, tmp_path, until=1500)
-    process.send_signal(signal.SIGKILL)
-    assert process.stdout is not None
-    process.stdout.close()
-    process.wait(timeout=300)
+    with start(checkpoint, tmp_path, until=1500) as process:
+        process.kill()
     scans.go_on(tmp_path)
 
 

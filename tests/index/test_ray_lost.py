@@ -5,79 +5,54 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from scale_helpers import TEXTS, Scans, is_alive
+from scale_helpers import TEXTS, Scans
 
+from processes import Process, list_descendants, wait_until_ended
 from waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.sweep
 
-# The command line with a cluster of its own, which saves all the time.
+# The command line with a cluster of its own. It saves after every segment, and waits after a few.
 PROGRAM = """
 import sys
 from memlens.cli import main
 from memlens.index import build
+from memlens.pool import RayPool
 from memlens.scanner import scan
 build.build_index.__kwdefaults__["save_seconds"] = 0.0
 build.segment_size, scan.SAVE_RATIO = (lambda *plan: 2), 0
+map_items = RayPool.map
+def wait_after_some_items(*arguments):
+    for number, result in enumerate(map_items(*arguments)):
+        if number == 5: sys.stdin.readline()
+        yield result
+RayPool.map = wait_after_some_items
 sys.exit(main(sys.argv[1:]))
 """
+OPTIONS = "--executor ray --ray-address local --workers 1 --threads 1 --top 5 --batch-tokens 64"
 AGENTS = ("raylet/raylet", "gcs/gcs_server")
 
 
-def descendants(process: int) -> dict[int, str]:
-    """Return all descendants of a process with their command lines."""
-    children: dict[int, list[int]] = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(status.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue  # it has ended
-        children.setdefault(parent, []).append(int(status.parent.name))
-    found: dict[int, str] = {}
-    left = [process]
-    while left:
-        for child in children.get(left.pop(), []):
-            left.append(child)
-            try:
-                found[child] = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-    return found
-
-
-def started(checkpoint: Path, out: Path) -> tuple[subprocess.Popen[str], dict[int, str]]:
-    """Return a driver that has saved a part and is still running, and all its processes."""
-    options = [
-        "--executor",
-        "ray",
-        "--ray-address",
-        "local",
-        "--workers",
-        "1",
-        "--threads",
-        "1",
-        "--top",
-        "5",
-        "--batch-tokens",
-        "64",
-    ]
-    command = [sys.executable, "-c", PROGRAM, "scan", str(checkpoint), *TEXTS, "-o", str(out), *options]
+def started(checkpoint: Path, out: Path) -> tuple[subprocess.Popen[str], list[Process]]:
+    """Return a driver that has saved a part and waits until its stdin is closed, and all its processes."""
+    command = [sys.executable, "-c", PROGRAM, "scan", str(checkpoint), *TEXTS, "-o", str(out), *OPTIONS.split()]
     environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
-    driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    driver = subprocess.Popen(command, text=True, env=environment, **pipes)
     parts = out / "partial" / "parts"
     wait_until(lambda: driver.poll() is not None or any(parts.glob("*.npz")), "a part is saved")
     assert driver.poll() is None, driver.communicate()[1]
-    processes = descendants(driver.pid)
-    assert any("RayWorker" in command for command in processes.values())
+    processes = list_descendants(driver.pid)
+    assert any("RayWorker" in process.command for process in processes)
     return driver, processes
 
 
-def wait_until_gone(processes: dict[int, str]) -> None:
+def wait_until_gone(processes: list[Process]) -> None:
     """Ray's own helpers are left out: they end by themselves, up to a minute later."""
-    numbers = [number for number, command in processes.items() if "Agent" not in command]
-    wait_until(lambda: not any(map(is_alive, numbers)), "the processes of the cluster end")
+    wait_until_ended(process.number for process in processes if "Agent" not in process.command)
 
 
 def test_a_driver_that_is_killed_leaves_nobody(small_checkpoint: Path, scans: Scans, tmp_path: Path) -> None:
@@ -91,7 +66,7 @@ def test_a_driver_that_is_killed_leaves_nobody(small_checkpoint: Path, scans: Sc
 @pytest.mark.parametrize("agent", AGENTS)
 def test_an_agent_that_is_killed_is_one_line(small_checkpoint: Path, scans: Scans, tmp_path: Path, agent: str) -> None:
     driver, processes = started(small_checkpoint, tmp_path)
-    (lost,) = [number for number, command in processes.items() if agent in command.split(" ")[0]]
+    (lost,) = [process.number for process in processes if agent in process.command.split(" ")[0]]
     os.kill(lost, signal.SIGKILL)
     _, err = driver.communicate(timeout=PATIENCE)
     assert driver.returncode == 2, err

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scale_helpers import TEXTS, Scans, children_of
+from scale_helpers import TEXTS, Scans
 
 from memlens.corpus import encoding
 from memlens.corpus.store import FLAT, CorpusStore, write_corpus
@@ -16,6 +16,7 @@ from memlens.errors import CorpusError
 from memlens.index.build import build_index
 from memlens.models.memory_model import MemoryModel
 from memlens.settings import CorpusSettings, ScanSettings
+from processes import list_workers
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +77,7 @@ def test_a_bad_line_is_the_same_line_and_nothing_is_left(scans: Scans, texts: Pa
                 text_processes=processes,
             )  # fmt: skip
         said.add(str(refused.value))
-        assert not (tmp_path / "index").exists() and not children_of(os.getpid())
+        assert not (tmp_path / "index").exists() and not list_workers(os.getpid())
     assert len(said) == 1
 
 
@@ -85,10 +86,10 @@ def test_ctrl_c_while_text_is_read_leaves_no_process_and_the_same_command_goes_o
 
     def interrupt(stage: str, done: int, total: int | None) -> None:
         if stage == "corpus" and done > 0 and not seen:
-            seen.extend(children_of(os.getpid()))
+            seen.extend(list_workers(os.getpid()))
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         scans.run(tmp_path, workers=2, progress=interrupt)
-    assert len(seen) == 2 and not children_of(os.getpid())
+    assert len(seen) == 2 and not list_workers(os.getpid())
     scans.end(tmp_path)

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from scale_helpers import OPTIONS, TEXTS, Scans, children_of, is_alive, start, tables_of
+from scale_helpers import OPTIONS, TEXTS, Scans, start, tables_of
 
 import memlens
 from memlens.errors import IndexFolderError, ModelError
 from memlens.testing import tiny_model, tiny_tokenizer
-from waiting import wait_until
+from processes import list_workers, wait_until_ended
 
 
 @pytest.mark.sweep
@@ -29,18 +29,19 @@ def test_a_model_in_memory_and_one_killed_worker(alone: Path, tmp_path: Path) ->
 
     def kill_one(stage: str, done: int, total: int | None) -> None:
         if stage == "scan" and done > 0 and not killed:
-            killed.append(children_of(os.getpid())[0])
+            killed.append(list_workers(os.getpid())[0])
             os.kill(killed[0], signal.SIGKILL)
 
     model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer())
     Scans(model, alone).end(tmp_path, workers=2, progress=kill_one)
-    assert killed and not is_alive(killed[0])
+    assert killed
+    wait_until_ended(killed)
 
 
 @pytest.mark.sweep
 def test_ctrl_c_keeps_finished_segments_and_fewer_workers_continue(scans: Scans, tmp_path: Path) -> None:
     scans.stop(tmp_path, 3, workers=2)
-    assert not children_of(os.getpid()), "no worker is left behind"
+    assert not list_workers(os.getpid()), "no worker is left behind"
     with pytest.raises(IndexFolderError, match="unfinished scan"):
         memlens.open_index(tmp_path)
     scans.go_on(tmp_path)
@@ -48,13 +49,11 @@ def test_ctrl_c_keeps_finished_segments_and_fewer_workers_continue(scans: Scans,
 
 @pytest.mark.sweep
 def test_workers_of_a_killed_driver_end_and_the_next_driver_continues(small_checkpoint, scans, tmp_path) -> None:
-    process = start(small_checkpoint, tmp_path, until=1000)
-    workers = children_of(process.pid)
-    process.kill()
-    process.stdout.close()
-    process.wait()
+    with start(small_checkpoint, tmp_path, until=1000) as process:
+        workers = list_workers(process.pid)
+        process.kill()
     assert len(workers) == 2
-    wait_until(lambda: not any(map(is_alive, workers)), "the workers end")
+    wait_until_ended(workers)
     assert len(list((tmp_path / "partial" / "parts").glob("*.npz"))) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "partial"]
     scans.go_on(tmp_path)
