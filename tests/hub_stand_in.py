@@ -243,20 +243,24 @@ def running() -> Iterator[Hub]:
 @contextmanager
 def connected(home: Path) -> Iterator[Hub]:
     """Run a stand-in that the Hub's client uses instead of the Hub, here and in processes started inside the block."""
+    with running() as hub, pytest.MonkeyPatch.context() as patch:
+        redirect_client(hub.address, home, patch)
+        yield hub
+
+
+def redirect_client(address: str, home: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let the Hub's client of this process and of those that it starts use a stand-in."""
     from huggingface_hub import constants
 
-    with running() as hub, pytest.MonkeyPatch.context() as patch:
-        template = hub.address + "/{repo_id}/resolve/{revision}/{filename}"
-        patch.setattr(constants, "ENDPOINT", hub.address)
-        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        patch.setattr(constants, "HF_HOME", str(home))
-        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # Xet has another protocol for large files
-        patch.setenv("HF_TOKEN", "hf_of_the_tests")
-        patch.setenv("HF_ENDPOINT", hub.address)
-        patch.setenv("HF_HUB_DISABLE_XET", "1")
-        for module in ("utils._http", "file_download"):
-            patch.setattr(f"huggingface_hub.{module}.time", Impatient())
-        yield hub
+    patch.setattr(constants, "ENDPOINT", address)
+    patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    patch.setattr(constants, "HF_HOME", str(home))
+    patch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # Xet has another protocol for large files
+    patch.setenv("HF_TOKEN", "hf_of_the_tests")
+    patch.setenv("HF_ENDPOINT", address)
+    patch.setenv("HF_HUB_DISABLE_XET", "1")
+    for module in ("utils._http", "file_download"):
+        patch.setattr(f"huggingface_hub.{module}.time", Impatient())
 
 
 class Impatient:

@@ -1,8 +1,6 @@
 """Events of a command: files below a folder that it opens, renames, removes or syncs, and messages that it sends.
 
 A fault can happen at each event. Most events are audit events of Python, which also cover its C code.
-
-    python events.py NUMBER FOLDER ARGUMENTS...    run `memlens ARGUMENTS` and kill the process at this event
 """
 
 from __future__ import annotations
@@ -16,6 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from hub_stand_in import redirect_client
 from memlens.cli import main
 
 Fault = Callable[[int, str], object]  # called with the number of an event and the event, like "rename index/a.parquet"
@@ -81,12 +82,17 @@ def _send_message(connection: socket.socket, *arguments: Any) -> int:
     return _send(connection, *arguments)
 
 
-if __name__ == "__main__":
-    number, folder, *words = sys.argv[1:]
+def run_until_killed(words: list[str], folder: Path, number: int, hub: str) -> None:
+    """Run a command as the first process of a session with the Hub at this address, and kill it at an event."""
 
     def kill(event_number: int, _event: str) -> None:
-        if event_number == int(number):
+        if event_number == number:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with Events(Path(folder), kill):
+    os.setsid()
+    redirect_client(hub, folder / "home", pytest.MonkeyPatch())
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    with Events(folder, kill):
         sys.exit(main(words))

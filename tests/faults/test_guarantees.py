@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -27,9 +28,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import events
 import pytest
-from events import Events, Fault
+from events import Events, Fault, run_until_killed
 from fastapi.testclient import TestClient
 
 import memlens
@@ -53,6 +53,10 @@ TEXT = (
     "The end of the war came in the spring, as the papers of the day had said. The city was free.\n"
 )
 SCAN = "scan {inputs}/model {inputs}/one.txt {inputs}/two.txt --threads 1 --top 5 -o"
+
+# Commands that are killed are forked from a process that has imported the libraries and done nothing else.
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload(["duckdb", "memlens.index.build", "transformers.models.llama.modeling_llama"])
 
 
 class Step(NamedTuple):
@@ -131,13 +135,14 @@ class Room:
 
     def kill(self, command: str, folder: Path, number: int) -> Outcome:
         """Kill a process at an event. Returns when its workers have ended as well."""
-        program = [sys.executable, events.__file__, str(number), folder, *self.words(command, folder)]
-        pipes: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        process = subprocess.Popen(program, start_new_session=True, **pipes)
-        code, began = process.wait(), time.monotonic()
+        arguments = (self.words(command, folder), folder, number, self.hub.address)
+        process = FORKSERVER.Process(target=run_until_killed, args=arguments)
+        process.start()
+        process.join()
+        began = time.monotonic()
         wait_until(lambda: all(one.session != process.pid for one in list_processes()), f"the workers of {command} end")
         self.longest_end = max(self.longest_end, time.monotonic() - began)
-        return Outcome(code, "", "")
+        return Outcome(process.exitcode or 0, "", "")
 
     def start(self, step: str, name: str) -> Path:
         """Return a new folder with what a step starts from."""
@@ -303,7 +308,7 @@ def test_a_flipped_bit_of_an_unfinished_scan_is_refused_or_harmless(room: Room, 
     print(f"{count} flips of an unfinished scan, {refused} refused, none wrong")
 
 
-FAULTS = {"SIGKILL": 4, "SIGTERM": 2, "SIGINT": 1, "ENOSPC": 2, "EIO": 1, "EFBIG": 1, "EROFS": 1}
+FAULTS = {"SIGKILL": 4, "SIGTERM": 1, "SIGINT": 1, "ENOSPC": 1, "EIO": 1, "EFBIG": 1, "EROFS": 1}
 SAMPLE = [("scan", "SIGKILL", 1), ("annotate", "SIGKILL", 1), ("push", "SIGKILL", 1), ("pull", "SIGKILL", 1),
           ("push", "SIGTERM", 1), ("scan", "ENOSPC", 1), ("scan", "EIO", 1), ("scan", "EFBIG", 1),
           ("values", "EROFS", 1)]  # fmt: skip
@@ -408,12 +413,13 @@ def test_a_replacement_under_a_command_gives_the_old_or_new_result_or_one_line(
     log, manifests, expected = race.room.events, race.check(command), contents(race.folder / "index")
     tables = [name for name in expected if name.endswith(".parquet")]
     acts = (race.scan, race.swap) if command in READERS else (race.scan,)
-    for act in acts * count:
-        after, place = race.run(command, act, None), draw.randrange(len(log))
+    for act in acts:
+        after = race.run(command, act, None)
         manifests |= race.check(command)
-        where = f"{command}, {act.__name__} at event {place}, {log[place]}"
-        refused += is_race_refused(command, race.run(command, act, place), [undisturbed, after], where)
-        assert race.check(where) <= manifests, f"{where}: a mixture of two indexes"
+        for place in draw.choices(range(len(log)), k=count):
+            where = f"{command}, {act.__name__} at event {place}, {log[place]}"
+            refused += is_race_refused(command, race.run(command, act, place), [undisturbed, after], where)
+            assert race.check(where) <= manifests, f"{where}: a mixture of two indexes"
     for table, place in zip(draw.sample(tables, count), draw.choices(range(len(log)), k=count), strict=True):
         outcome = race.run(command, (race.folder / "index" / table).unlink, place)
         where = f"{command}, {table} deleted at event {place}, {log[place]}"
