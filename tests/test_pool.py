@@ -165,7 +165,7 @@ def test_a_value_that_cannot_be_pickled_is_used_in_this_process() -> None:
 
 
 def test_modules_are_not_imported_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("loky", "pickle", "multiprocessing", "threading", "memlens"):
+    for name in ("loky", "pickle", "multiprocessing", "threading", "json", "torch", "memlens"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
     monkeypatch.chdir(tmp_path)
     program = (
