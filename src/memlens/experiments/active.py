@@ -33,11 +33,10 @@ def compute(tables: "PrefixTables", seed: int) -> list[ex.Row]:
     for layer, columns in tables.by_layer():
         memories = tables.index.memories(layer)
         shares[layer] = np.asarray(columns["active"], np.float64) / memories
-        low, high = median_interval(shares[layer])
         effective = ex.quartiles(columns["effective"])
         rows.append(
-            {"layer": layer, "prefixes": len(shares[layer]), "memories": memories, "low": low, "high": high}
-            | ex.quartiles(shares[layer])
+            {"layer": layer, "prefixes": len(shares[layer]), "memories": memories}
+            | ex.quartile_columns(shares[layer])
             | {f"effective_{name}": number for name, number in effective.items()}
         )
         for kind in ex.kind_spans(tables.index.names, layer):

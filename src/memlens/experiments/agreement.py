@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from memlens.experiments import experiment as ex
 from memlens.index.reader import Index
 from memlens.progress import Progress, no_progress
-from memlens.stats import Estimate, draw as draw_sample, generator, share_interval, wilson
+from memlens.stats import Estimate, draw as draw_sample, generator, wilson
 from memlens.text import percent
 
 BASELINES = {"shuffled": "this model, shuffled targets", "baseline": "a random token"}  # column -> label in charts
@@ -95,9 +95,7 @@ def compute(
 
 def _agreement(targets: Targets) -> ex.Row:
     memories, agree = len(targets.memories), int(targets.agrees.sum())
-    low, high = share_interval(agree, memories)
-    rate = agree / memories if memories else None
-    return {"memories": memories, "agree": agree, "rate": rate, "low": low, "high": high}
+    return {"memories": memories, "agree": agree} | ex.share_columns(agree, memories)
 
 
 def shuffled_rate(targets: Targets) -> float | None:

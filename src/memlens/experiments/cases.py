@@ -112,7 +112,7 @@ EXPERIMENT = ex.prefix_experiment(
         "cases",
         SCHEMA,
         compute,
-        question="Who decides, the residual or the layer?",
+        question="Does the prediction come from the residual or the layer?",
         lead="Each bar contains all sampled prefixes.",
         how="Compares the top tokens of the residual r, the layer output y and their sum o. r and o are read as "
         "predictions, and y is read in the same way as values. Residual: o has the token of r but not of y. Ffn: o "

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlens.experiments import experiment as ex
-from memlens.stats import Estimate, critical, generator, mean_estimate, share_interval, wilson
+from memlens.stats import Estimate, critical, generator, mean_estimate, wilson
 from memlens.text import percent
 
 if TYPE_CHECKING:
@@ -47,20 +47,14 @@ def compute(tables: "PrefixTables", seed: int) -> list[ex.Row]:
         agrees = np.asarray(columns["promoted"])
         prefixes, zero = len(agrees), int((~agrees).sum())
         zero_active = int((~np.asarray(columns["promoted_active"])).sum())
-        low, high = share_interval(zero, prefixes)
-        low_active, high_active = share_interval(zero_active, prefixes)
         agreeing += agrees
         row: ex.Row = {
             "layer": layer,
             "prefixes": prefixes,
             "zero": zero,
-            "rate": zero / prefixes,
-            "low": low,
-            "high": high,
+            **ex.share_columns(zero, prefixes),
             "zero_active": zero_active,
-            "rate_active": zero_active / prefixes,
-            "low_active": low_active,
-            "high_active": high_active,
+            **ex.share_columns(zero_active, prefixes, ("rate_active", "low_active", "high_active")),
             "stop_words": _share(is_stop, agrees & has_target),
             "short": _share(is_short, agrees),
             "stop_words_all": _share(is_stop, has_target),

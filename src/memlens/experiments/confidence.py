@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memlens.experiments import experiment as ex
-from memlens.stats import generator, median_interval
+from memlens.stats import generator
 
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import PrefixTables
@@ -29,9 +29,8 @@ def compute(tables: "PrefixTables", seed: int) -> list[ex.Row]:
     rows = []
     for layer, columns in by_layer.items():
         p = columns["p_final"]
-        low, high = median_interval(p)
-        numbers = {"low": low, "high": high, "median_rank": float(np.median(columns["rank_final"]))}
-        rows.append({"layer": layer, "prefixes": len(p), **ex.quartiles(p), **numbers, **trend})
+        rank = float(np.median(columns["rank_final"]))
+        rows.append({"layer": layer, "prefixes": len(p), **ex.quartile_columns(p), "median_rank": rank, **trend})
     return rows
 
 

@@ -29,7 +29,7 @@ from memlens.index.format import EXPERIMENTS as FOLDER
 from memlens.index.reader import Index
 from memlens.memory import KINDS, MemoryNames
 from memlens.progress import Progress
-from memlens.stats import Estimate, Z, contrast, mean_estimate, slope_weights
+from memlens.stats import Estimate, Z, contrast, mean_estimate, median_interval, share_interval, slope_weights
 from memlens.text import number, percent
 
 Row = dict[str, Any]
@@ -704,6 +704,18 @@ def paper_quartiles(figure: str, unit: float = 1) -> list[Row]:
 def quartiles(numbers: Any) -> dict[str, float]:
     """Return q1, median and q3, interpolated linearly."""
     return dict(zip(QUARTILES, np.percentile(numbers, [25, 50, 75]).tolist(), strict=True))
+
+
+def quartile_columns(numbers: Any) -> Row:
+    """Return q1, median and q3, and the interval of the median as low and high. Without numbers, all are None."""
+    low, high = median_interval(numbers)
+    return {**(quartiles(numbers) if len(numbers) else dict.fromkeys(QUARTILES)), "low": low, "high": high}
+
+
+def share_columns(hits: int, count: int, columns: Sequence[str] = ("rate", "low", "high")) -> Row:
+    """Return the share hits / count and its Wilson interval as columns. If count is 0, all are None."""
+    share = hits / count if count else None
+    return dict(zip(columns, (share, *share_interval(hits, count)), strict=True))
 
 
 def part_shares(row: Row, parts: Sequence[str]) -> Row:

@@ -25,7 +25,7 @@ from memlens.index.reader import Index
 from memlens.pattern.table import describe_chance
 from memlens.pattern.words import NEXT
 from memlens.progress import Progress, no_progress
-from memlens.stats import Estimate, draw as draw_sample, generator, ratio_estimate, share_interval, wilson
+from memlens.stats import Estimate, draw as draw_sample, generator, ratio_estimate, wilson
 from memlens.text import cut_right, percent, plain_table, visible
 
 KINDS = ("shallow", "semantic", "both", "not_covered")
@@ -130,9 +130,8 @@ def is_of_paper(pattern: ex.Row) -> bool:
 def _patterned(memories: Sequence[Sequence[Listed]]) -> ex.Row:
     """Return the number of memories that have a pattern, and their share with its interval, as columns."""
     count, patterned = len(memories), sum(bool(listed) for listed in memories)
-    low, high = share_interval(patterned, count)
-    share = patterned / count if count else None
-    return {"memories": count, "patterned_memories": patterned, "patterned": share, "low": low, "high": high}
+    shares = ex.share_columns(patterned, count, ("patterned", "low", "high"))
+    return {"memories": count, "patterned_memories": patterned} | shares
 
 
 def _average_scores(patterns: Sequence[ex.Row]) -> ex.Row:

@@ -26,7 +26,7 @@ from memlens.experiments import experiment as ex
 from memlens.experiments.agreement import read_targets
 from memlens.index.reader import Index
 from memlens.progress import Progress, no_progress
-from memlens.stats import Estimate, roc_area, roc_estimate, share_interval, wilson
+from memlens.stats import Estimate, roc_area, roc_estimate, wilson
 from memlens.text import curve, number, percent, plain_table, quoted
 
 _CONFIDENT_FROM = 0.625  # relative depth from which layers count as upper: layers 10 to 15 of the paper's 16
@@ -124,17 +124,8 @@ def bin_edges(max_p: NDArray[np.float64], logarithmic: bool) -> NDArray[np.float
 
 def _bin(number: int, edges: NDArray[np.float64], agrees: NDArray[np.bool_]) -> ex.Row:
     count, agree = len(agrees), int(agrees.sum())
-    low, high = share_interval(agree, count)
-    return {
-        "bin": number,
-        "from_p": edges[number],
-        "to_p": edges[number + 1],
-        "memories": count,
-        "agree": agree,
-        "rate": agree / count if count else None,
-        "low": low,
-        "high": high,
-    }
+    row = {"bin": number, "from_p": edges[number], "to_p": edges[number + 1], "memories": count, "agree": agree}
+    return row | ex.share_columns(agree, count)
 
 
 def published_bins() -> list[ex.Row]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from memlens.experiments import experiment as ex
 from memlens.index.reader import Index
 from memlens.progress import Progress, no_progress
-from memlens.stats import draw as draw_sample, generator, mean_estimate, share_interval
+from memlens.stats import draw as draw_sample, generator, mean_estimate
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
@@ -99,15 +99,13 @@ def by_layer(rows: Sequence[ex.Row]) -> list[ex.Row]:
         layer_rows = [row for row in rows if row["layer"] == layer]
         beside = _beside(layer_rows)
         promote, suppress = int((beside > 0).sum()), int((beside < 0).sum())
-        edges = share_interval(promote, promote + suppress)
         triggers = sum(row["triggers"] for row in layer_rows)
         by_layer_rows.append(
             {"layer": layer, "memories": len(layer_rows), "standing": layer_rows[0]["layer_standing"]}
             | {"low": layer_rows[0]["layer_standing_low"], "high": layer_rows[0]["layer_standing_high"]}
             | {"shuffled": layer_rows[0]["layer_standing"] - float(beside.mean()) if len(beside) else None}
             | {f"beside{edge}": layer_rows[0][f"layer_beside{edge}"] for edge in ("", "_low", "_high")}
-            | {"promote": promote / (promote + suppress) if promote + suppress else None}
-            | {"promote_low": edges[0], "promote_high": edges[1]}
+            | ex.share_columns(promote, promote + suppress, ("promote", "promote_low", "promote_high"))
             | {end: sum(row[end] for row in layer_rows) / triggers for end in ("top", "bottom")}
         )
     return by_layer_rows

@@ -8,13 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memlens.experiments import experiment as ex
 from memlens.experiments.agreement import read_targets
 from memlens.index.reader import Index
 from memlens.progress import Progress, no_progress
-from memlens.stats import generator, median_interval
+from memlens.stats import generator
 from memlens.text import percent
 
 SCHEMA = ex.schema(
@@ -34,21 +33,15 @@ def compute(
     for layer in ex.layers_of(index, "rank", progress):
         random = generator(seed, "rank", layer)
         targets = read_targets(index, layer, sample, random)
-        low, high = median_interval(targets.rank)
         counts = {"memories": len(targets.rank), "no_trigger": targets.no_trigger, "no_next": targets.no_next}
         counts["vocabulary"] = index.manifest.value_tokens
         shuffled = targets.shuffled_rank[targets.shuffled_rank > 0]
-        places = ex.quartiles(targets.rank) if len(targets.rank) else {}
         chance = float(np.median(shuffled)) if len(shuffled) else None
-        rows.append({"layer": layer, "low": low, "high": high, "shuffled": chance} | places | counts)
+        rows.append({"layer": layer, "shuffled": chance} | ex.quartile_columns(targets.rank) | counts)
         for kind, span in ex.kind_spans(index.names, layer).items():
-            rows[-1] |= ex.of_kind(kind, _median(targets.among(span).rank))
+            ranks = targets.among(span).rank
+            rows[-1] |= ex.of_kind(kind, {"memories": len(ranks)} | ex.quartile_columns(ranks))
     return rows
-
-
-def _median(ranks: NDArray[Any]) -> ex.Row:
-    low, high = median_interval(ranks)
-    return {"memories": len(ranks), "median": float(np.median(ranks)) if len(ranks) else None, "low": low, "high": high}
 
 
 def published() -> list[ex.Row]:

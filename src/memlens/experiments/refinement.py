@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memlens.experiments import experiment as ex
-from memlens.stats import Estimate, generator, mean_estimate, paired_interval, share_interval, wilson
+from memlens.stats import Estimate, generator, mean_estimate, paired_interval, wilson
 from memlens.text import percent
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ def compute(tables: "PrefixTables", seed: int) -> list[ex.Row]:
     rows = []
     for place, layer in enumerate(layers):
         match, prefixes = int(matches[place].sum()), len(final)
-        low, high = share_interval(match, prefixes)
-        row = {"layer": layer, "prefixes": prefixes, "match": match, "rate": match / prefixes, "low": low, "high": high}
+        row: ex.Row = {"layer": layer, "prefixes": prefixes, "match": match} | ex.share_columns(match, prefixes)
         if place:
             edges = paired_interval(matches[place], matches[place - 1], comparisons=len(layers) - 1)
             step = float(np.mean(matches[place]) - np.mean(matches[place - 1]))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memlens.experiments import experiment as ex
-from memlens.stats import generator, mean_estimate, share_interval
+from memlens.stats import generator, mean_estimate
 
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import PrefixTables
@@ -30,15 +30,13 @@ def compute(tables: "PrefixTables", seed: int) -> list[ex.Row]:
         push = np.asarray(columns["ffn_above"], np.float64)
         is_identified = np.asarray(columns["residual_token"] == final)
         against, suppressed = int((push < 0).sum()), int((is_identified & (push < 0)).sum())
-        low, high = share_interval(against, len(push))
         identified = int(is_identified.sum())
-        suppressed_low, suppressed_high = share_interval(suppressed, identified)
         rows.append(
-            {"layer": layer, "prefixes": len(push), "against": against, "rate": against / len(push)}
-            | {"low": low, "high": high, "identified": identified, "suppressed": suppressed}
+            {"layer": layer, "prefixes": len(push), "against": against}
+            | ex.share_columns(against, len(push))
+            | {"identified": identified, "suppressed": suppressed}
+            | ex.share_columns(suppressed, identified, ("suppressed_rate", "suppressed_low", "suppressed_high"))
             | ex.estimate_columns("push", mean_estimate(push, generator(seed, "suppression", layer)))
-            | {"suppressed_rate": suppressed / identified if identified else None}
-            | {"suppressed_low": suppressed_low, "suppressed_high": suppressed_high}
         )
     return rows
 
