@@ -449,18 +449,31 @@ class Index:
             >>> sum(batch.num_rows for batch in index.batches("SELECT * FROM {memories}"))
             120
         """
-        with self._run_query(query, parameters) as cursor:
-            yield from cursor.to_arrow_reader(_ROWS_AT_ONCE)
+        with self._open_reader(query, parameters) as reader:
+            yield from reader
+
+    @contextmanager
+    def _open_reader(self, query: str, parameters: Sequence[Any]) -> Iterator[pa.RecordBatchReader]:
+        """Run a query and yield a reader of its result. A cursor would first copy the whole result."""
+        with self._explain_errors(), self._connect() as database:
+            filled, tables = self._fill_in_tables(query)
+            reader = database.sql(filled, params=list(parameters)).to_arrow_reader(_ROWS_AT_ONCE)
+            self._check_opened(tables)
+            yield reader
 
     @contextmanager
     def _run_query(self, query: str, parameters: Sequence[Any]) -> Iterator[duckdb.DuckDBPyConnection]:
         """Run a query in which names in braces stand for tables. Yields a cursor with the result."""
         with self._explain_errors(), self._connect() as cursor:
-            tables = re.findall(r"{([\w/-]+)}", query)
-            filled = re.sub(r"{([\w/-]+)}", lambda name: self._source_of(name[1]), query)
+            filled, tables = self._fill_in_tables(query)
             cursor.execute(filled, list(parameters))
             self._check_opened(tables)
             yield cursor
+
+    def _fill_in_tables(self, query: str) -> tuple[str, list[str]]:
+        """Replace names of tables in braces by SQL that reads them. Returns the query and the names."""
+        name = re.compile(r"{([\w/-]+)}")
+        return name.sub(lambda match: self._source_of(match[1]), query), name.findall(query)
 
     def _source_of(self, table: str) -> str:
         """Return SQL that reads a table."""
@@ -817,8 +830,8 @@ class QueryResult(list[dict[str, Any]]):
             >>> index.sql("SELECT layer, max FROM {memories}").to_arrow().num_rows
             120
         """
-        with self._index._run_query(self._query, self._parameters) as cursor:
-            return cursor.to_arrow_reader().read_all()
+        with self._index._open_reader(self._query, self._parameters) as reader:
+            return reader.read_all()
 
     def to_pandas(self) -> Any:
         """Run the query again and return its result as a pandas DataFrame. Needs pandas.
