@@ -26,6 +26,7 @@ from memlens.reports.galleries import (
     predictive_values,
     same_triggers,
     same_values,
+    tied_share,
 )
 from memlens.reports.report import make_report
 from memlens.reports.sections import Tables, make_sections
@@ -279,3 +280,13 @@ def test_figure_two_has_a_panel_for_the_machine_the_paper_and_each_person(page: 
         "not covered",
     }
     assert all(row["low"] - 1e-9 <= row["share"] <= row["high"] + 1e-9 for row in drawn)
+
+
+def test_the_share_of_ties_is_that_of_a_loop_over_all_lists(bare: memlens.Index) -> None:
+    lists: dict[tuple[int, int, str], dict[int, float]] = {}
+    for row in bare.table("triggers").to_pylist():
+        lists.setdefault((row["layer"], row["memory"], row["end"]), {})[row["rank"]] = row["coefficient"]
+    top = bare.manifest.settings.top
+    full = [entries for entries in lists.values() if len(entries) == top]
+    tied = [entries for entries in full if sorted(entries.items())[-1][1] == sorted(entries.items())[-2][1]]
+    assert full and tied_share(bare) == pytest.approx(len(tied) / len(full))

@@ -244,6 +244,24 @@ def dead_memories(index: Index) -> list[DeadLayer]:
     ]
 
 
+def tied_share(index: Index) -> float | None:
+    """Return the share of full trigger lists whose last two coefficients are equal, or None without full lists.
+
+    The last entries of such a list are a choice among equals. bfloat16 makes ties frequent.
+    """
+    (row,) = index.sql(
+        """
+        SELECT avg((last = before)::INT) AS share FROM (
+            SELECT max(coefficient) FILTER (rank = $1) AS last, max(coefficient) FILTER (rank = $1 - 1) AS before
+            FROM {triggers} WHERE rank >= $1 - 1 GROUP BY layer, memory, "end"
+        ) WHERE last IS NOT NULL
+        """,
+        [index.manifest.settings.top - 1],
+    )
+    share: float | None = row["share"]
+    return share
+
+
 def example_of(index: Index, trigger: Trigger, promoted: int | None) -> TriggerExample:
     """Return a trigger as an example. `promoted` is the value's top token, or None if it is not marked."""
     next_token: Any = trigger.next_token

@@ -234,6 +234,7 @@ def render(report: Report, bundle: str) -> str:
         settings=_settings(manifest),
         index=report.index,
         total=sum(report.index.memories(layer) for layer in report.index.layers),
+        tied_share=galleries.tied_share(report.index),
         dead_total=sum(layer.dead for layer in report.dead),
         unreached_total=sum(layer.unreached for layer in report.routing),
         verdicts=VERDICTS,
