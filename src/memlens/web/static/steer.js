@@ -188,7 +188,9 @@ async function showNext(column, query, signal) {
 }
 
 /** Offers the memories with the largest effect on the prediction of the original as edits. */
-function suggest({ memories, prediction }) {
+function suggest({ layers, prediction }) {
+  const memories = layers.flatMap((layer) => layer.by_effect);
+  memories.sort((one, other) => Math.abs(other.effect) - Math.abs(one.effect));
   const effect = (one) => `${one.effect > 0 ? "+" : "−"}${Math.abs(one.effect).toFixed(2)}`;
   for (const line of document.querySelectorAll(".suggestions")) {
     const buttons = memories.slice(0, 5).map((one) => {
