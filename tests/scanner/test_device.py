@@ -332,3 +332,18 @@ def test_a_layer_takes_at_most_eight_passes_over_its_block(
         source.add(statistics, strips)
         source.find_hits(block, gates, statistics.reaches, strips, torch.arange(count))
     assert (traffic.bytes + compiled_bytes(arguments)) / block.nbytes <= 8
+
+
+@pytest.mark.sweep
+def test_the_compiled_statistics_are_those_of_plain_torch() -> None:
+    torch._dynamo.reset()
+    assert device.compile_reader(torch.device("cpu")) is not None  # it compares both
+
+
+def test_without_a_compiler_plain_torch_computes_the_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: Any) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: refuse)
+    assert device.compile_reader(torch.device("cpu")) is None
+    assert device.strip_reader(torch.device("cpu")) is device.strip_statistics
