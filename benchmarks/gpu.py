@@ -35,6 +35,7 @@ from memlens.scanner.state import ScanState
 from memlens.settings import ScanSettings
 
 TOP, STRETCHES = 50, 5
+LEAST_WARM_TOKENS = 12_000  # a scan copies whole blocks until its lists have useful thresholds
 
 
 def make_batches(model: MemoryModel, settings: ScanSettings, tokens: int) -> list[ScanBatch]:
@@ -112,8 +113,10 @@ def main() -> None:
     settings = ScanSettings(top=TOP, batch_tokens=tokens, bos="no", threads=torch.get_num_threads())
     state = ScanState.start(model, range(len(model.layers)), settings)
     scanner = Scanner(model, settings, state, on_device=True)
-    batches = make_batches(model, settings, options.tokens * 5 // 4)
-    warm, size = len(batches) // 5, max(1, len(batches) * 4 // 5 // STRETCHES)
+    warm_tokens = max(options.tokens // 4, LEAST_WARM_TOKENS)
+    batches = make_batches(model, settings, warm_tokens + options.tokens)
+    warm = len(batches) * warm_tokens // (warm_tokens + options.tokens) + 1
+    size = max(1, (len(batches) - warm) // STRETCHES)
     compile_kernels()
     run_bare(model, batches[:2])
     scanner.scan(batches[:warm])
