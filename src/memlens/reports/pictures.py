@@ -124,17 +124,17 @@ def picture_roles(by_layer: Sequence[dict[str, int]], roles: Sequence[str]) -> l
         for role in roles
         if row["memories"]
     ]
-    if not any(row["share"] for row in rows):
+    most = max((row["share"] for row in rows), default=0)
+    if not most:
         return []
-    legend = alt.Legend(format=".0%", title="share of memories")
     chart = (
-        alt.Chart(alt.Data(values=rows), title="share of a layer’s memories with each role")
+        alt.Chart(alt.Data(values=rows), title=f"share of a layer’s memories, darkest {percent(most)}")
         .mark_rect(fill=colour("yours"))
         .encode(
             x=alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, labelOverlap="greedy")),
             y=alt.Y("role:N", title=None, sort=list(roles)),
             fillOpacity=alt.FillOpacity(
-                "share:Q", scale=alt.Scale(type="sqrt", range=[0, 1], zero=True), legend=legend
+                "share:Q", scale=alt.Scale(type="sqrt", domain=[0, most], range=[0, 1]), legend=None
             ),
             tooltip=["role:N", "layer:O", alt.Tooltip("share:Q", format=".1%"), "memories:Q"],
         )
