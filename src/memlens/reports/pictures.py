@@ -182,7 +182,6 @@ def describe_text(index: Index) -> str:
     )
     share = percent(row["enough"] / row["memories"]) if row["memories"] else "none"
     return (
-        f"The text has {prefixes:,} prefixes: {share} of the memories are active on at least {10 * top:,} of them, ten "
-        f"times the length of a trigger list. The lists of the other memories hold most of the prefixes on which they "
-        "are active, so more text would change these lists most."
+        f"The text has {prefixes:,} prefixes, and {share} of the memories are active on at least {10 * top:,} of them, "
+        "ten times the length of a trigger list. For the other memories, more text would change the lists most."
     )
