@@ -43,4 +43,7 @@ def test_a_repeated_sentence_has_no_prefix_of_bos_alone() -> None:
 
 @pytest.mark.parametrize(("batches", "least", "most"), [(1, 1, 1), (100, 12, 50), (10**9, 1000, 10**5)])
 def test_a_short_corpus_has_smaller_segments(model: MemoryModel, batches: int, least: int, most: int) -> None:
-    assert least <= segment_size(model, SETTINGS, ScanState.start(model, (0,), SETTINGS), batches) <= most
+    state = ScanState.start(model, (0,), SETTINGS)
+    assert least <= segment_size(model, SETTINGS, state, batches) <= most
+    on_gpus = segment_size(model, SETTINGS, state, 10**9, True)  # a GPU computes more batches in the same time
+    assert on_gpus >= segment_size(model, SETTINGS, state, 10**9)

@@ -31,7 +31,7 @@ from memlens.index.format import (
 from memlens.index.tables import JoinedParts, write_scan_tables, write_vocabulary
 from memlens.models.memory_model import MemoryModel
 from memlens.models.recipe import ModelRecipe, make_pool
-from memlens.pool import Pool, SerialPool
+from memlens.pool import Pool, RayPool, SerialPool
 from memlens.progress import Progress, no_progress
 from memlens.scanner.kernels import EDGES, bin_edges
 from memlens.scanner.resources import check_list_memory
@@ -299,7 +299,8 @@ def _scan(
         if isinstance(pool, SerialPool):
             scan_here(Scanner(model, settings, state), batches, saver, on_tokens, stopper)
         else:
-            size = segment_size(model, settings, state, int(counts.sum()))
+            on_gpus = model.device.type == "cuda" or (isinstance(pool, RayPool) and pool.gpus > 0)
+            size = segment_size(model, settings, state, int(counts.sum()), on_gpus)
             scan_on_pool(pool, state, pass_shapes, settings, batches, size, saver, on_tokens)
     progress("scan", total, total)
     after = JoinedParts([parts], shapes, settings)

@@ -434,7 +434,9 @@ def computes_like_cpu(device: torch.device) -> bool:
     inputs = torch.randn(2, 40, 40, generator=torch.Generator().manual_seed(0))
     numbers = torch.arange(1600) * 7 % 11
     try:
-        on_device, on_cpu = (_compute_example(inputs.to(place), numbers.to(place)) for place in (device, "cpu"))
+        on_device, on_cpu = (
+            _compute_example(inputs.to(place), numbers.to(place)) for place in (device, torch.device("cpu"))
+        )
         return all(
             torch.allclose(one.cpu(), other, rtol=1e-4, atol=1e-4) for one, other in zip(on_device, on_cpu, strict=True)
         )

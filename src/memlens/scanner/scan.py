@@ -34,7 +34,8 @@ FIRST_PREFIXES, FIRST_PREFIXES_PER_TRIGGER = 8192, 128  # blocks of these first 
 SAVE_SECONDS = 15.0  # minimum time between two saves
 SAVE_RATIO = 50  # minimum time between two saves, as a multiple of the duration of a save
 _SEGMENT_SECONDS = 60.0
-_OPERATIONS, _BATCH_SECONDS = 2e10, 0.01  # operations per second and worker; fixed time per batch
+_OPERATIONS, _GPU_OPERATIONS = 2e10, 1e14  # operations per second of a worker on a CPU and on a GPU
+_BATCH_SECONDS = 0.01  # fixed time per batch
 _BYTES = 1e8  # bytes of a state that are sent and merged per second
 _SEND_RATIO = 20  # minimum time of a segment, as a multiple of the time to send and merge its state
 _SEGMENTS = 8  # minimum number of segments, so that a few workers share a short corpus evenly
@@ -279,14 +280,17 @@ class SegmentScan:
         return scanner.state.arrays()
 
 
-def segment_size(model: MemoryModel, settings: ScanSettings, state: ScanState, batches: int) -> int:
+def segment_size(
+    model: MemoryModel, settings: ScanSettings, state: ScanState, batches: int, on_gpus: bool = False
+) -> int:
     """Return the number of batches per segment for a plan of `batches` batches.
 
     A segment takes about a minute, and longer if its state is large, so that sending and merging the state costs at
     most a twentieth of the work. A short corpus has smaller segments.
     """
     weights = sum(weight.numel() for weight in model.network.parameters())
-    batch_seconds = _BATCH_SECONDS + 2 * weights * settings.batch_tokens / _OPERATIONS
+    operations = _GPU_OPERATIONS if on_gpus else _OPERATIONS
+    batch_seconds = _BATCH_SECONDS + 2 * weights * settings.batch_tokens / operations
     state_seconds = sum(array.nbytes for array in state.arrays().values()) / _BYTES
     least = min(_SEND_RATIO * state_seconds / batch_seconds, batches / 2)
     return max(1, round(max(least, min(_SEGMENT_SECONDS / batch_seconds, batches / _SEGMENTS))))
