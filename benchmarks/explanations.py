@@ -4,7 +4,7 @@
     python benchmarks/explanations.py MODEL INDEX OTHER_TEXT [--memories 100] [--tokens 10000] [-o FILE]
 
 Draws some memories of every layer (seeded), finds the prefixes of OTHER_TEXT that have a pattern of the memory, and
-compares them with the memory's coefficients (src/memlens/pattern/detectors.py). A memory is strongly active on 1% of
+compares them with the memory's coefficients (detectors.py). A memory is strongly active on 1% of
 the prefixes, so precision is 0.01 by chance and recall is the share of prefixes with a pattern. Memories without a
 pattern count with their zeros. The columns that end in `_other` hold the scores of the same memories with the patterns
 of another memory of their layer.
@@ -26,13 +26,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from detectors import all_prefixes, read_all_coefficients, score_detector, score_prefixes
 from numpy.typing import NDArray
 
 import memlens
 from memlens.index.build import build_index
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
-from memlens.pattern.detectors import all_prefixes, read_all_coefficients, score_detector, score_prefixes
 from memlens.settings import CorpusSettings
 from memlens.stats import generator
 

@@ -2,15 +2,8 @@
 
 import numpy as np
 
-from memlens.pattern.topics import (
-    Coherence,
-    ExcludedWords,
-    LastTokens,
-    VectorWords,
-    WordVectors,
-    prefix_vectors,
-    swap_prefixes,
-)
+from memlens.pattern.matched import LastTokens, swap_prefixes
+from memlens.pattern.topics import Coherence, ExcludedWords, VectorWords, WordVectors
 
 WORDS, PREFIXES, LENGTH = 30, 60, 5
 
@@ -28,9 +21,8 @@ def made() -> tuple[VectorWords, LastTokens, WordVectors]:
     half = PREFIXES // 2  # the second half are samples of token 0: a quarter for its mean, a quarter to swap for
     tokens, documents = np.zeros(PREFIXES, np.int32), np.arange(PREFIXES)
     tokens[0] = -1
-    places = (np.zeros(1, np.int32), np.array([half, PREFIXES]), np.array([half + half // 2]), half)
-    unit, _ = prefix_vectors(words, own, np.arange(half, PREFIXES), drop_last=True)
-    return words, LastTokens(tokens, documents, *places, unit, np.ones(6)), own
+    places = (np.zeros(1, np.int32), np.array([half, PREFIXES]), np.array([half + half // 2]))
+    return words, LastTokens(tokens, documents, *places), own
 
 
 def test_a_prefix_without_a_last_token_is_swapped_for_nothing() -> None:

@@ -1,5 +1,6 @@
 """Patterns as detectors on other text, against plain reading, plain counting and single runs of the model."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -12,16 +13,13 @@ import memlens
 from index_by_hand import pieces
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
-from memlens.pattern.detectors import (
-    STRONG,
-    Places,
-    all_prefixes,
-    read_all_coefficients,
-    score_detector,
-    score_prefixes,
-)
 from memlens.testing import tiny_model, tiny_tokenizer
 
+PROGRAM = Path(__file__).parents[2] / "benchmarks" / "detectors.py"
+spec = importlib.util.spec_from_file_location("detectors", PROGRAM)
+assert spec is not None and spec.loader is not None
+detectors = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(detectors)
 TEXT = "The river runs to the sea. Rain fell on the hills. The press was free in the city of Paris, by the river."
 READABLE = re.compile(r"(ending|n-gram):[a-z ]+|shape:(year|-[a-z]+)")
 
@@ -46,9 +44,9 @@ def test_the_score_is_the_largest_confidence_of_the_patterns_that_a_reader_finds
     memories = [MemoryId(memory // 20, memory % 20) for memory in range(24)]
     rows = index.rows_of("patterns", memories, "pattern, confidence")
     memories = [memory for memory in memories if all(READABLE.fullmatch(row["pattern"]) for row in rows[memory])]
-    places = all_prefixes(index, 3000)
+    places = detectors.all_prefixes(index, 3000)
     texts = index.sentences(sorted({*places.sentences.tolist()}))
-    scores = score_prefixes(index, index, places, memories)
+    scores = detectors.score_prefixes(index, index, places, memories)
     assert len(memories) >= 8 and (scores > 0).any(1).sum() >= 8
     for column, (sentence, position) in enumerate(zip(*places, strict=True)):
         prefix = "".join(pieces(texts[sentence]["text"])[: position + 1])
@@ -62,12 +60,12 @@ def test_a_topic_selects_prefixes_with_its_words(
 ) -> None:
     index, _ = planted
     words = read_lexicon(request.node.callspec.params["planted"])
-    places = all_prefixes(index, 4000)
+    places = detectors.all_prefixes(index, 4000)
     texts = index.sentences(sorted({*places.sentences.tolist()}))
     prefixes = ["".join(pieces(texts[s]["text"])[: p + 1]) for s, p in zip(*places, strict=True)]
     for number, topic in enumerate(list(words.TOPICS)[:6], 24):
         about = [len(set(re.findall(r"\w+", text)) & set(words.TOPICS[topic])) for text in prefixes]
-        (scores,) = score_prefixes(index, index, places, [MemoryId(number // 20, number % 20)])
+        (scores,) = detectors.score_prefixes(index, index, places, [MemoryId(number // 20, number % 20)])
         several, none = np.array(about) >= 3, np.array(about) == 0
         assert (scores[several] > 0).mean() > 0.7 and (scores[none] > 0).mean() < 0.15
 
@@ -77,7 +75,7 @@ def test_scores_are_those_of_counting() -> None:
     for _ in range(20):
         scores = random.choice([0.0, 0.0, 0.3, 0.8], 311).astype(np.float32)
         coefficients = np.maximum(random.normal(size=311) + scores - 1, 0).astype(np.float32)
-        bar = sorted(coefficients.tolist())[-round(STRONG * 311)]
+        bar = sorted(coefficients.tolist())[-round(detectors.STRONG * 311)]
         strong = [m >= bar and m > 0 for m in coefficients]
         hits = sum(is_strong and score > 0 for is_strong, score in zip(strong, scores, strict=True))
         precision, recall = hits / sum(scores > 0), hits / sum(strong)
@@ -85,7 +83,7 @@ def test_scores_are_those_of_counting() -> None:
             (scores[i] > scores[j]) + (scores[i] == scores[j]) / 2
             for i in range(311) for j in range(311) if strong[i] and not strong[j]
         ]  # fmt: skip
-        found = score_detector(scores, coefficients)
+        found = detectors.score_detector(scores, coefficients)
         assert found[:2] == pytest.approx((precision, recall))
         assert found.f1 == pytest.approx(2 * precision * recall / (precision + recall) if hits else 0)
         assert found.auroc == pytest.approx(np.mean(pairs))
@@ -93,7 +91,7 @@ def test_scores_are_those_of_counting() -> None:
 
 
 def test_a_memory_that_is_never_active_has_no_area() -> None:
-    found = score_detector(np.array([0.5, 0, 0]), np.zeros(3))
+    found = detectors.score_detector(np.array([0.5, 0, 0]), np.zeros(3))
     assert found == (0, 0, 0, None, 0)
 
 
@@ -103,8 +101,8 @@ def test_coefficients_are_those_of_each_sentence_alone(tmp_path: Path, family: s
     model = memlens.load(tiny_model(family), tokenizer=tiny_tokenizer())
     index = memlens.scan(model, tmp_path / "text.txt", out=tmp_path / "index", top=3)
     memories = [index.names.name(layer, number) for layer in index.layers for number in (5, 0, 3)]
-    places = all_prefixes(index, 30)
-    read = read_all_coefficients(index, model, places, memories)
+    places = detectors.all_prefixes(index, 30)
+    read = detectors.read_all_coefficients(index, model, places, memories)
     bos = [] if index.manifest.model.bos is None else [index.manifest.model.bos]
     for sentence in sorted({*places.sentences.tolist()}):
         tokens = [*bos, *index.sentences([sentence])[sentence]["tokens"]]
@@ -118,4 +116,4 @@ def test_coefficients_are_those_of_each_sentence_alone(tmp_path: Path, family: s
                 if layer == memory.layer and columns.start <= number < columns.stop:
                     alone += block.everywhere()[0, len(bos) :, number - columns.start].numpy()
             assert read[row, places.sentences == sentence] == pytest.approx(alone, abs=1e-5)
-    assert len(places.sentences) >= 30 and isinstance(places, Places)
+    assert len(places.sentences) >= 30 and isinstance(places, detectors.Places)

@@ -15,8 +15,8 @@ import pytest
 from index_by_hand import Place, pieces, write_index
 from memlens.corpus.sentences import read_units
 from memlens.index.reader import Index
+from memlens.pattern.matched import _noise
 from memlens.pattern.table import compute_patterns
-from memlens.pattern.words import _noise
 from memlens.settings import MOST_SEED, CorpusSettings
 
 KINDS = ("subject", "random", "one token", "three tokens", "swapped")

@@ -9,7 +9,7 @@ import pytest
 from index_by_hand import pieces, write_index
 from memlens.pattern.find import in_senses
 from memlens.pattern.naming import Pattern
-from memlens.pattern.score import Scores, is_topic_refuted
+from memlens.pattern.score import Scores, is_subject_refuted
 from memlens.pattern.table import compute_patterns
 from memlens.settings import PatternSettings
 from memlens.stats import roc_area
@@ -67,10 +67,10 @@ def test_a_topic_that_held_out_triggers_do_not_confirm_is_refuted() -> None:
     random = np.random.default_rng(5)
     held, same = np.arange(25), np.arange(100)
     areas = [roc_area(random.normal(size=25), random.normal(size=100)) for _ in range(2000)]
-    refuted = np.mean([is_topic_refuted(Scores(0.9, area), held, same) for area in areas])
+    refuted = np.mean([is_subject_refuted(Scores(0.9, area), held, same) for area in areas])
     assert 0.93 <= refuted <= 0.97
-    assert not is_topic_refuted(Scores(0.9, 0.75), held, same)
-    assert not is_topic_refuted(Scores(0.9, 0.4), held[:9], same[:36]) and not is_topic_refuted(
+    assert not is_subject_refuted(Scores(0.9, 0.75), held, same)
+    assert not is_subject_refuted(Scores(0.9, 0.4), held[:9], same[:36]) and not is_subject_refuted(
         Scores(0.9, None), held, same[:0]
     )
 
@@ -80,7 +80,7 @@ def test_a_prefix_that_was_drawn_four_times_is_one_observation() -> None:
     random = np.random.default_rng(6)
     held, same = np.arange(25), np.tile(np.arange(25), 4)
     areas = [roc_area(random.normal(size=25), np.tile(random.normal(size=25), 4)) for _ in range(2000)]
-    assert 0.93 <= np.mean([is_topic_refuted(Scores(0.9, area), held, same) for area in areas]) <= 0.97
+    assert 0.93 <= np.mean([is_subject_refuted(Scores(0.9, area), held, same) for area in areas]) <= 0.97
     drawn = np.repeat(np.arange(28), [19, *[3] * 27])  # a common prefix among others
     areas = [roc_area(random.normal(size=25), random.normal(size=28)[drawn]) for _ in range(2000)]
-    assert 0.93 <= np.mean([is_topic_refuted(Scores(0.9, area), held, drawn) for area in areas]) <= 0.97
+    assert 0.93 <= np.mean([is_subject_refuted(Scores(0.9, area), held, drawn) for area in areas]) <= 0.97

@@ -4,8 +4,9 @@
  2. Find features that more triggers share than expected by chance, at least three, with one false discovery rate for
     all memories (features, shallow). Next tokens that recur are among these features.
  3. For each memory, select the few features that a person would name (shallow).
- 4. Find topics: triggers that are coherent beyond their shared words and last tokens (topics). Record the share of
-    memories that would have a topic with swapped triggers. Drop topics that held-out triggers do not confirm (score).
+ 4. Find topics: triggers that are coherent beyond their shared words and last tokens (topics, matched). Record the
+    share of memories that would have a topic with swapped triggers. Drop topics that held-out triggers do not confirm
+    (score).
  5. Add content words that no topic explains (shallow).
  6. Drop next tokens that the last tokens of the triggers explain (following).
  7. Score every pattern on held-out triggers (score). Drop broad patterns (word lists, positions in the sentence) that
@@ -18,7 +19,7 @@ grows with the number of triggers, not with the corpus. Only step 8 needs the mo
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from typing import Any
 
@@ -28,21 +29,22 @@ from numpy.typing import NDArray
 from memlens.index.reader import Index
 from memlens.pattern.features import FAMILIES
 from memlens.pattern.following import FollowingTokens, drop_explained, read_promoted
+from memlens.pattern.matched import LastTokens, same_last_tokens
 from memlens.pattern.naming import Describer, Pattern
 from memlens.pattern.score import (
     RANDOM,
     Scores,
-    is_topic_refuted,
+    is_subject_refuted,
     is_wording_refuted,
     nearness,
-    same_last_tokens,
-    topic_scores,
+    subject_scores,
+    topic_nearness,
     whole_vectors,
     wording_scores,
 )
-from memlens.pattern.shallow import Ending, ShallowChoice, Texts, add_waiting, choose, find_significant
+from memlens.pattern.shallow import Ending, Texts, add_waiting, choose, find_significant
 from memlens.pattern.states import StateSubject
-from memlens.pattern.topics import LastTokens, SemanticTopic, VectorWords, WordVectors, find_topics, word_vectors
+from memlens.pattern.topics import SemanticTopic, VectorWords, WordVectors, find_topics, word_vectors
 from memlens.pattern.words import HELD, NEXT, TriggerRows, read_trigger_rows
 from memlens.progress import Progress, no_progress
 from memlens.settings import PatternSettings
@@ -83,53 +85,55 @@ def find_patterns(
     `end` is "top" for the largest coefficients, or "bottom" for the most negative ones. `subjects` are subjects that
     were found in the model's states (states), by row of TriggerRows.
     """
+    # 1. words
     triggers = read_trigger_rows(index, settings.top, HELD, end)
     if len(triggers.rows) == 0:
         return PatternResult(triggers, [], [], [], {})
     progress("words", 0, None)
     texts = Texts.read(index, triggers, settings)
+    filled, ends = triggers.filled.tolist(), _endings(texts, triggers)
+    # 2. significant features
     significant = find_significant(texts, triggers, settings, progress)
     features = list(significant.candidates(texts, len(triggers.rows)))
+    next_tokens = [[c for c in of_memory if c.feature.kind == NEXT] for of_memory in features]
+    # 3. shallow patterns
     vectors = word_vectors(index, texts.words, settings.seed)
     describer = Describer(texts, vectors, index.vocabulary, index.manifest.counts.prefixes)
-    candidates = [
-        [c for c in own if c.feature.kind != NEXT and describer.is_nameable(c, triggers.rows[m])]
-        for m, own in enumerate(features)
+    wordings = [
+        [c for c in of_memory if c.feature.kind != NEXT and describer.is_nameable(c, rows)]
+        for of_memory, rows in zip(features, triggers.rows, strict=True)
     ]
-    typical = [[c for c in of_memory if c.feature.kind == NEXT] for of_memory in features]
-    filled = triggers.filled.tolist()
-    ends = _endings(texts, triggers)
-    chosen = [
-        choose(own, filled[m], ends[m], describer.content, significant.cutoffs) if own else ShallowChoice((), ())
-        for m, own in enumerate(candidates)
+    shallow = [
+        choose(of_memory, filled[m], ends[m], describer.content, significant.cutoffs)
+        for m, of_memory in enumerate(wordings)
     ]
-    own = VectorWords.of(texts.prefixes, vectors)
-    tokens = LastTokens.of(texts.prefixes, own, texts.matched, vectors)
+    # 4. topics
+    words = VectorWords.of(texts.prefixes, vectors)
+    tokens = LastTokens.of(texts.prefixes, texts.matched, texts.prefixes.size - len(texts.matched.sentences))
     same = same_last_tokens(triggers.held, tokens, settings.seed)
-    found, swapped = find_topics(texts, triggers, chosen, own, tokens, same, vectors, settings, progress)
-    topics = _score_topics(found, texts, triggers, own, same, vectors, settings.seed)
-    recurring = drop_explained(typical, triggers, texts, tokens, settings.seed, settings.rate)
-    kept = []
-    for m, significant_here in enumerate(candidates):
-        members = 0
-        for topic, _ in topics.get(m, ()):
-            members |= topic.members
-        more = add_waiting(chosen[m], significant_here, members, filled[m], ends[m], significant.cutoffs)
-        kept.append((*more, *recurring[m]))
-    wordings = wording_scores(texts, triggers.held, same, [[c.key for c in of_memory] for of_memory in kept])
-    patterns = []
+    found, swapped = find_topics(texts, triggers, shallow, words, tokens, same, vectors, settings, progress)
+    topics = _score_topics(found, texts, triggers, words, same, vectors, settings.seed)
+    # 5. content words beyond topics, and 6. next tokens beyond last tokens
+    unexplained = drop_explained(next_tokens, triggers, texts, tokens, settings.seed, settings.rate)
+    selected = []
+    for m, candidates in enumerate(wordings):
+        of_topics = reduce(or_, (topic.members for topic, _ in topics.get(m, ())), 0)
+        more = add_waiting(shallow[m], candidates, of_topics, filled[m], ends[m], significant.cutoffs)
+        selected.append((*more, *unexplained[m]))
+    # 7. scores and senses, and 8. subjects by states
+    scores = wording_scores(texts, triggers.held, same, [[c.key for c in of_memory] for of_memory in selected])
     held = (triggers.held >= 0).sum(1).tolist()
-    for m, of_memory in enumerate(kept):
-        scored = zip(of_memory, wordings[m], strict=True)
-        named = [
-            describer.wording(candidate, triggers.rows[m], ends[m], scores)
-            for candidate, scores in scored
-            if not is_wording_refuted(candidate, texts, held[m], scores)
+    patterns = []
+    for m, of_memory in enumerate(selected):
+        described = [
+            describer.wording(candidate, triggers.rows[m], ends[m], scores_of_candidate)
+            for candidate, scores_of_candidate in zip(of_memory, scores[m], strict=True)
+            if not is_wording_refuted(candidate, texts, held[m], scores_of_candidate)
         ]
-        named += [describer.topic(topic, scores) for topic, scores in topics.get(m, ())]
+        described += [describer.topic(topic, scores_of_topic) for topic, scores_of_topic in topics.get(m, ())]
         if subjects and m in subjects:
-            named.append(describer.subject(subjects[m], triggers.rows[m]))
-        patterns.append(in_senses(named, filled[m]))
+            described.append(describer.subject(subjects[m], triggers.rows[m]))
+        patterns.append(in_senses(described, filled[m]))
     notes: dict[str, Any] = {
         "families": {**dict(zip(FAMILIES, significant.hypotheses, strict=True)), "topics": len(triggers.rows)},
         "background": texts.sample.size,
@@ -140,9 +144,9 @@ def find_patterns(
     promoted = read_promoted(index)
     following = [
         FollowingTokens.of(of_memory, promoted.get(name, ()))
-        for of_memory, name in zip(typical, triggers.names(), strict=True)
+        for of_memory, name in zip(next_tokens, triggers.names(), strict=True)
     ]
-    endings = [describer.endings(own) for own in triggers.rows]
+    endings = [describer.endings(rows) for rows in triggers.rows]
     return PatternResult(triggers, patterns, following, endings, notes)
 
 
@@ -159,7 +163,7 @@ def _score_topics(
     topics: Mapping[int, list[SemanticTopic]],
     texts: Texts,
     triggers: TriggerRows,
-    own: VectorWords,
+    words: VectorWords,
     same: NDArray[np.int64],
     vectors: WordVectors,
     seed: int,
@@ -173,8 +177,9 @@ def _score_topics(
         for topic in of_memory:
             near = nearness(random, topic.direction)
             bar = float(np.quantile(near, 1 - topic.share))
-            scores = topic_scores(own, vectors, topic.direction, triggers.held[m], same[m], near, bar)
-            if not is_topic_refuted(scores, triggers.held[m], same[m]):
+            near_topic = partial(topic_nearness, words, vectors, topic.direction)
+            scores = subject_scores(near_topic, triggers.held[m], same[m], near, bar)
+            if not is_subject_refuted(scores, triggers.held[m], same[m]):
                 scored.setdefault(m, []).append((topic, scores))
     return scored
 

@@ -20,9 +20,8 @@ import numpy as np
 
 from memlens.index.reader import Index
 from memlens.pattern.features import key_shares
-from memlens.pattern.score import same_last_tokens
+from memlens.pattern.matched import LastTokens, effective_size, same_last_tokens
 from memlens.pattern.shallow import Candidate, Texts
-from memlens.pattern.topics import LastTokens, effective_size
 from memlens.pattern.words import TriggerRows
 from memlens.stats import binomial_tail, q_values
 

@@ -40,7 +40,7 @@ from memlens.pattern.score import Scores
 from memlens.pattern.shallow import Candidate, Ending, Texts
 from memlens.pattern.states import StateSubject
 from memlens.pattern.topics import SemanticTopic, WordVectors
-from memlens.pattern.words import ENOUGH, GROUNDED, NEXT, PrefixWords
+from memlens.pattern.words import ENOUGH, GROUNDED, NEXT, PrefixWords, ranks_of
 from memlens.stats import binomial_tail, upper_share
 
 CLEAR = 0.7
@@ -76,7 +76,7 @@ class Pattern:
 
     @property
     def ranks(self) -> list[int]:
-        return [rank for rank in range(self.members.bit_length()) if self.members >> rank & 1]
+        return ranks_of(self.members)
 
     @property
     def about(self) -> str:
@@ -144,7 +144,7 @@ class Describer:
                 token=candidate.token,
                 further=further,
             )
-        ranks = [rank for rank in range(len(rows)) if candidate.members >> rank & 1]
+        ranks = ranks_of(candidate.members)
         own = rows[ranks]
         ending = ""
         if feature.kind == "ending":
@@ -178,7 +178,7 @@ class Describer:
     def subject(self, subject: StateSubject, rows: NDArray[np.int64]) -> Pattern:
         """Describe a subject by the tokens that the model expects next and by the content words of its triggers."""
         expected = [self.vocabulary[token].strip() for token in subject.expects]
-        words = [self.written[word] for word in self._typical_words(rows[_ranks(subject.members)])]
+        words = [self.written[word] for word in self._typical_words(rows[ranks_of(subject.members)])]
         described = (f"about: {', '.join(words)}; " if words else "") + f"expects {', '.join(expected)}"
         name = f"subject:{' '.join(sorted(text.lower() for text in expected))}"
         return Pattern(name, "semantic", described, subject.members, subject.share, subject.q, subject.scores)
@@ -202,7 +202,7 @@ class Describer:
         if feature.kind != "class":
             return True
         prefixes, spellings = self.texts.prefixes, self.texts.words.spellings
-        own = rows[[rank for rank in range(len(rows)) if candidate.members >> rank & 1]]
+        own = rows[ranks_of(candidate.members)]
         last = [
             spellings[prefixes.last[row]].lower()
             for row in own.tolist()
@@ -241,10 +241,6 @@ class Describer:
             begin, end = prefixes.offsets[row : row + 2].tolist()
             return self.written[prefixes.words[sentence_start(prefixes.words, self.texts.spelled.marks, begin, end)]]
         return self.written[ends[-2]] if feature.kind == "before" else self.texts.words.spellings[prefixes.whole[row]]
-
-
-def _ranks(members: int) -> list[int]:
-    return [rank for rank in range(members.bit_length()) if members >> rank & 1]
 
 
 def _count_prefixes(prefixes: PrefixWords, words: int) -> NDArray[np.int64]:

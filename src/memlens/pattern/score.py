@@ -9,7 +9,7 @@ of triggers - share of others) / 2. A topic ranks prefixes by their cosine with 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlens.pattern.features import key_shares
+from memlens.pattern.matched import effective_size
 from memlens.pattern.shallow import Candidate, Texts
-from memlens.pattern.topics import LastTokens, VectorWords, WordVectors, effective_size, prefix_vectors, swap_prefixes
+from memlens.pattern.topics import VectorWords, WordVectors, prefix_vectors
 from memlens.pattern.words import ENOUGH
 from memlens.stats import ONE_SIDED, binomial_tail, roc_area
 
 _LEVEL = 0.05
-TIMES = 4  # number of matched prefixes per held-out trigger
 RANDOM = 1000  # number of random prefixes to compare topics with
 STRONGEST = 10  # number of held-out triggers for the precision
 
@@ -61,20 +61,23 @@ def wording_scores(
     return [scores[begin:end] for begin, end in pairwise(offsets.tolist())]
 
 
-def topic_scores(
-    prefixes: VectorWords,
-    vectors: WordVectors,
-    direction: NDArray[Any],
-    held: Any,
-    same: Any,
-    random: NDArray[Any],
+def subject_scores(
+    nearness: Callable[[NDArray[np.int64]], NDArray[np.float64]],
+    held: NDArray[np.int64],
+    same: NDArray[np.int64],
+    random: NDArray[np.float64],
     bar: float,
 ) -> Scores:
-    """Return the scores of one topic.
+    """Return the scores of a topic or subject.
 
-    `random` are the cosines of random prefixes with its direction. A prefix has the topic if its cosine exceeds `bar`.
+    Args:
+        nearness: Returns the cosines of prefixes with the subject's direction.
+        held: Held-out triggers, strongest first, -1 for none.
+        same: Prefixes with the same last tokens, -1 for none.
+        random: Cosines of random prefixes.
+        bar: Cosine above which a prefix has the subject.
     """
-    mine, others = (nearness(whole_vectors(prefixes, vectors, rows[rows >= 0]), direction) for rows in (held, same))
+    mine, others = (nearness(rows[rows >= 0]) for rows in (held, same))
     strongest = mine[: (held[:STRONGEST] >= 0).sum()]
     precision = float((strongest > bar).mean()) if len(strongest) == STRONGEST else None
     return Scores(roc_area(mine, random), roc_area(mine, others), precision)
@@ -92,10 +95,10 @@ def is_wording_refuted(candidate: Candidate, texts: Texts, held: int, scores: Sc
     return bool(binomial_tail(matches, held, candidate.share) > _LEVEL)
 
 
-def is_topic_refuted(scores: Scores, held: NDArray[np.int64], same: NDArray[np.int64]) -> bool:
-    """Return True if held-out triggers are no closer to a topic than prefixes with the same last tokens.
+def is_subject_refuted(scores: Scores, held: NDArray[np.int64], same: NDArray[np.int64]) -> bool:
+    """Return True if held-out triggers are no closer to a topic or subject than prefixes with the same last tokens.
 
-    A one-sided rank-sum test at 5% with the normal approximation decides. With fewer than ENOUGH triggers, no topic is
+    A one-sided rank-sum test at 5% with the normal approximation decides. With fewer than ENOUGH triggers, none is
     refuted. Prefixes that were drawn several times are counted by Kish's effective sample size.
     """
     mine, others = (effective_size(rows) for rows in (held, same))
@@ -104,15 +107,16 @@ def is_topic_refuted(scores: Scores, held: NDArray[np.int64], same: NDArray[np.i
     return scores[1] < 0.5 + ONE_SIDED * math.sqrt((mine + others + 1) / (12 * mine * others))
 
 
-def same_last_tokens(held: NDArray[np.int64], tokens: LastTokens, seed: int) -> NDArray[np.int64]:
-    """Draw TIMES prefixes of other documents with the same last token for each prefix, or -1 if there are none."""
-    random = np.random.default_rng([seed, 11])
-    return np.concatenate([swap_prefixes(held, tokens, random) for _ in range(TIMES)], 1)
-
-
 def whole_vectors(prefixes: VectorWords, vectors: WordVectors, rows: NDArray[np.int64]) -> NDArray[np.float32]:
     """Return unit vectors of prefixes, including their last words. A prefix without a vector gets a zero vector."""
     return prefix_vectors(prefixes, vectors, rows, drop_last=False)[0]
+
+
+def topic_nearness(
+    words: VectorWords, vectors: WordVectors, direction: NDArray[Any], rows: NDArray[np.int64]
+) -> NDArray[Any]:
+    """Return the cosines of prefixes with the direction of a topic."""
+    return nearness(whole_vectors(words, vectors, rows), direction)
 
 
 def nearness(unit: NDArray[np.float32], direction: NDArray[Any]) -> NDArray[Any]:

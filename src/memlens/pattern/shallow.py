@@ -40,13 +40,12 @@ from memlens.pattern.features import (
     read_key,
     shared_keys,
 )
+from memlens.pattern.matched import MatchedPlaces, draw_matched
 from memlens.pattern.words import (
     GROUNDED,
-    MatchedPlaces,
     PrefixWords,
     TriggerRows,
     Words,
-    draw_matched,
     read_prefix_words,
     sample_prefixes,
 )

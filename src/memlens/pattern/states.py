@@ -3,7 +3,7 @@
 A bag of words does not show what the model expects at a position, such as a comparison, a date or the title of a work.
 The model's state does.
 
- 1. Run the model once over the sentences of triggers, of prefixes with the same last tokens (words.draw_matched) and of
+ 1. Run the model once over the sentences of triggers, of prefixes with the same last tokens (matched) and of
     random prefixes, at most TOKENS tokens. Store the state after the last block at the end of each prefix in float16.
     Leave out prefixes that end inside a word, because their states only predict the rest of the word.
  2. Apply the final norm, subtract the mean of random prefixes, and scale to unit length.
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,23 +30,22 @@ from numpy.typing import NDArray
 
 from memlens.corpus.sentences import cut_batches
 from memlens.index.reader import Index
-from memlens.pattern.score import STRONGEST, Scores, is_topic_refuted, same_last_tokens
+from memlens.pattern.matched import LastTokens, draw_matched, same_last_tokens, swap_prefixes
+from memlens.pattern.score import Scores, is_subject_refuted, subject_scores
 from memlens.pattern.shallow import last_token_counts
-from memlens.pattern.topics import SIZES, LastTokens, swap_prefixes
 from memlens.pattern.words import (
     GROUNDED,
     HELD,
     TriggerRows,
     Words,
-    draw_matched,
     one_per_document,
+    ranks_of,
     read_prefix_words,
     read_trigger_rows,
     sample_prefixes,
 )
 from memlens.progress import Progress, no_progress
 from memlens.settings import PatternSettings
-from memlens.stats import roc_area
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,8 +130,9 @@ def find_state_subjects(
         if found is None:
             continue
         members, direction, bar, share = found
-        scores = _score(unit, direction, held[place], same[place], unit[random], bar)
-        if not is_topic_refuted(scores, held[place], same[place]):
+        near = partial(_nearness, unit, direction)
+        scores = subject_scores(near, held[place], same[place], near(random), bar)
+        if not is_subject_refuted(scores, held[place], same[place]):
             by_memory[m] = StateSubject(members, (), share, float(net[m]), rates[m], scores)
     expected = _expected_tokens(model, ends, random, triggers.rows, by_memory, index.vocabulary)
     subjects = {
@@ -175,10 +176,7 @@ def _read_places(
     for sentences, positions in ((matched.sentences, matched.positions), sample):
         read = read.join(read_prefix_words(index, sentences, positions, words))
     columns = zip((triggers.sentences, triggers.positions), (matched.sentences, matched.positions), sample, strict=True)
-    first = len(triggers.sentences)
-    no_vectors = np.zeros((len(matched.sentences), 1), np.float32)
-    samples = (matched.slots, matched.offsets + first, matched.middles + first)
-    tokens = LastTokens(read.tokens, read.documents, *samples, first, no_vectors, np.ones(len(SIZES)))
+    tokens = LastTokens.of(read, matched, len(triggers.sentences))
     sentences, positions = (np.concatenate(column) for column in columns)
     return (sentences, positions), tokens, read.goes_on
 
@@ -302,6 +300,12 @@ class StateCoherence:
         return np.concatenate(sums), np.concatenate(pairs)
 
 
+def _nearness(unit: Tensor, direction: Tensor, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the cosines of prefixes with a direction."""
+    cosines: NDArray[np.float64] = (unit[rows].float() @ direction).numpy().astype(np.float64)
+    return cosines
+
+
 def _find_members(
     rows: NDArray[np.int64], unit: Tensor, tokens: LastTokens, random: Tensor
 ) -> tuple[int, Tensor, float, float] | None:
@@ -330,20 +334,6 @@ def _find_members(
     return sum(1 << rank for rank in ranks[members].tolist()), direction, bar, share
 
 
-def _score(
-    unit: Tensor, direction: Tensor, held: NDArray[np.int64], same: NDArray[np.int64], random: Tensor, bar: float
-) -> Scores:
-    """Return the scores of a subject, which are computed like those of a topic, from cosines with its direction."""
-
-    def nearness(vectors: Tensor) -> NDArray[np.float64]:
-        return (vectors.float() @ direction).numpy().astype(np.float64)
-
-    mine, others = (nearness(unit[rows[rows >= 0]]) for rows in (held, same))
-    strongest = mine[: (held[:STRONGEST] >= 0).sum()]
-    precision = float((strongest > bar).mean()) if len(strongest) == STRONGEST else None
-    return Scores(roc_area(mine, nearness(random)), roc_area(mine, others), precision)
-
-
 def _expected_tokens(
     model: MemoryModel,
     ends: EndStates,
@@ -355,7 +345,7 @@ def _expected_tokens(
     """Return the words that are more expected after the triggers of each subject than after random prefixes."""
     import torch
 
-    members = {m: rows[m][_ranks(own.members)[:_NAMING]] for m, own in subjects.items()}
+    members = {m: rows[m][ranks_of(own.members)[:_NAMING]] for m, own in subjects.items()}
     usual = torch.stack([p.sum(0) for p in _predictions(model, ends, random)]).sum(0) / len(random)
     needed = np.unique(np.concatenate([np.zeros(0, np.int64), *members.values()]))
     place = {row: number for number, row in enumerate(needed.tolist())}
@@ -386,10 +376,6 @@ def _different_words(tokens: Sequence[int], vocabulary: Sequence[str]) -> Iterat
         if any(map(str.isalnum, text)) and not is_piece and text not in seen:
             seen.add(text)
             yield token
-
-
-def _ranks(members: int) -> list[int]:
-    return [rank for rank in range(members.bit_length()) if members >> rank & 1]
 
 
 def _predictions(model: MemoryModel, ends: EndStates, rows: NDArray[np.int64]) -> Iterator[Tensor]:

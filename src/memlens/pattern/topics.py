@@ -16,7 +16,7 @@ The fewer words a prefix has, the noisier its vector. Prefixes are therefore gro
 Coherence tests whether triggers share a subject beyond common words and beyond what their last tokens imply:
 
  1. The vector of a trigger excludes its last word. Subtract the mean vector of text before the same last token in other
-    documents (words.draw_matched), scaled to the size class. The remainder has mean 0 for a random prefix with this
+    documents (matched), scaled to the size class. The remainder has mean 0 for a random prefix with this
     last token.
  2. S = sum over pairs a < b of a . b, with one trigger per document, minus the contribution of equal words. The mean in
     step 1 is estimated from n prefixes. For pairs with the same last token, subtract its variance, which is the
@@ -56,6 +56,7 @@ from scipy.sparse import csr_matrix
 
 from memlens.compiling import compiled, compiled_part, sort_with_
 from memlens.index.reader import Index
+from memlens.pattern.matched import LastTokens, effective_size, swap_prefixes
 from memlens.pattern.shallow import ShallowChoice, Texts
 from memlens.pattern.words import (
     ENOUGH,
@@ -64,11 +65,11 @@ from memlens.pattern.words import (
     RUN,
     WINDOW,
     WORD,
-    MatchedPlaces,
     PrefixWords,
     TriggerRows,
     Words,
     one_per_document,
+    ranks_of,
     sampled_runs,
 )
 from memlens.progress import Progress
@@ -343,73 +344,36 @@ class ExcludedWords(NamedTuple):
         return self.words[self.offsets[memory] : self.offsets[memory + 1]]
 
 
-class LastTokens(NamedTuple):
-    """The last tokens and documents of prefixes, and the samples for each token.
+class TextBefore(NamedTuple):
+    """The text before the last tokens of matched prefixes. A tuple, so that compiled code can read it."""
 
-    A tuple, so that compiled code can read it.
-    """
-
-    tokens: NDArray[np.int32]  # [prefixes]: last token
-    documents: NDArray[np.int64]  # [prefixes]: document number
-    slots: NDArray[np.int32]  # [vocabulary]: slot of the token, as in MatchedPlaces
-    offsets: NDArray[np.int64]  # [slots + 1]: first row of each token's samples
-    middles: NDArray[np.int64]  # [slots]: first row of the token's second sample
-    first: int  # row of the first sampled prefix
-    vectors: NDArray[np.float32]  # [sampled prefixes, dimensions]: vectors without the last word, 0 for none
+    first: int  # row of the first matched prefix
+    vectors: NDArray[np.float32]  # [matched prefixes, dimensions]: vectors without the last word, 0 for none
     amounts: NDArray[np.float64]  # [size classes]: factor of the mean vectors
 
     @classmethod
-    def of(cls, prefixes: PrefixWords, words: VectorWords, places: MatchedPlaces, vectors: WordVectors) -> LastTokens:
-        first = prefixes.size - len(places.sentences)
-        unit, _ = prefix_vectors(words, vectors, np.arange(first, prefixes.size), drop_last=True)
-        samples = (places.slots, places.offsets + first, places.middles + first)
-        tokens = cls(prefixes.tokens, prefixes.documents, *samples, first, unit, np.ones(len(SIZES)))
-        products, squares = _amounts(words, tokens, vectors)
+    def of(cls, words: VectorWords, tokens: LastTokens, vectors: WordVectors) -> TextBefore:
+        first, last = int(tokens.offsets[0]), int(tokens.offsets[-1])
+        unit, _ = prefix_vectors(words, vectors, np.arange(first, last), drop_last=True)
+        before = cls(first, unit, np.ones(len(SIZES)))
+        products, squares = _amounts(words, tokens, before, vectors)
         # the factors are a least-squares fit to the second sample
-        return tokens._replace(amounts=np.where(squares > 1, products / np.maximum(squares, 1), 1.0))
-
-
-@compiled
-def _swap(rows: Any, tokens: LastTokens, starts: Any) -> Any:
-    """Replace each prefix by an unused prefix of another document with the same last token, or by -1 without any."""
-    swapped = np.full(rows.shape, -1, np.int64)
-    for m in range(rows.shape[0]):
-        for i in range(rows.shape[1]):
-            token = -1 if rows[m, i] < 0 else tokens.tokens[rows[m, i]]
-            slot = -1 if token < 0 else tokens.slots[token]
-            if slot < 0:
-                continue
-            begin, count = tokens.middles[slot], tokens.offsets[slot + 1] - tokens.middles[slot]
-            for step in range(count):
-                row = begin + (np.int64(starts[m, i] * count) + step) % count
-                is_free = tokens.documents[row] != tokens.documents[rows[m, i]]
-                for j in range(i):
-                    is_free &= swapped[m, j] < 0 or tokens.documents[row] != tokens.documents[swapped[m, j]]
-                if is_free:
-                    swapped[m, i] = row
-                    break
-    return swapped
-
-
-def swap_prefixes(rows: NDArray[np.int64], tokens: LastTokens, random: np.random.Generator) -> NDArray[np.int64]:
-    """Replace each prefix by a random prefix of another document with the same last token, or by -1 without any."""
-    swapped: NDArray[np.int64] = _swap(np.ascontiguousarray(rows), tokens, random.random(rows.shape))
-    return swapped
+        return before._replace(amounts=np.where(squares > 1, products / np.maximum(squares, 1), 1.0))
 
 
 @compiled_part
-def _has_vector(tokens: LastTokens, row: int) -> bool:
-    """Return True if a sampled prefix has a vector."""
+def _has_vector(before: TextBefore, row: int) -> bool:
+    """Return True if a matched prefix has a vector."""
     is_nonzero = False
-    for i in range(tokens.vectors.shape[1]):
-        is_nonzero |= tokens.vectors[row - tokens.first, i] != 0
+    for i in range(before.vectors.shape[1]):
+        is_nonzero |= before.vectors[row - before.first, i] != 0
     return is_nonzero
 
 
 @compiled_part
 def _mean_before(
-    slot: int, documents: Any, filled: int, excluded: Any, words: VectorWords, tokens: LastTokens, vectors: WordVectors,
-    mean: Any, vector: Any, used: Any, parts: Any,
+    slot: int, documents: Any, filled: int, excluded: Any, words: VectorWords, tokens: LastTokens,
+    before: TextBefore, vectors: WordVectors, mean: Any, vector: Any, used: Any, parts: Any,
 ) -> int:  # fmt: skip
     """Write the mean vector of the text before a token in other documents. Returns the number of prefixes."""
     size, count = mean.shape[0], 0
@@ -429,9 +393,9 @@ def _mean_before(
                 for i in range(size):
                     mean[i] += vector[i]
                 count += 1
-        elif _has_vector(tokens, row):
+        elif _has_vector(before, row):
             for i in range(size):
-                mean[i] += tokens.vectors[row - tokens.first, i]
+                mean[i] += before.vectors[row - before.first, i]
             count += 1
     for i in range(size):
         mean[i] /= max(count, 1)
@@ -445,21 +409,21 @@ def _variance(mean: Any, count: int) -> float:
 
 
 @compiled
-def _amounts(words: VectorWords, tokens: LastTokens, vectors: WordVectors) -> tuple[Any, Any]:
+def _amounts(words: VectorWords, tokens: LastTokens, before: TextBefore, vectors: WordVectors) -> tuple[Any, Any]:
     """Return, by size class, the products of mean vectors with the second sample, and the means' squared lengths."""
     products, squares = np.zeros(len(SIZES)), np.zeros(len(SIZES))
-    mean, one, nothing = np.empty(tokens.vectors.shape[1]), np.empty(1, np.int64), np.empty(0, np.int32)
+    mean, one, nothing = np.empty(before.vectors.shape[1]), np.empty(1, np.int64), np.empty(0, np.int32)
     spare, used, parts = (
-        np.empty(tokens.vectors.shape[1], np.float32),
+        np.empty(before.vectors.shape[1], np.float32),
         np.empty(WINDOW, np.int32),
         np.empty(WINDOW, np.float32),
     )
     for slot in range(len(tokens.middles)):
         for row in range(tokens.middles[slot], tokens.offsets[slot + 1]):
-            vector = tokens.vectors[row - tokens.first]
+            vector = before.vectors[row - before.first]
             one[0] = tokens.documents[row]
-            count = _mean_before(slot, one, 1, nothing, words, tokens, vectors, mean, spare, used, parts)
-            if count < _LEAST_PREFIXES or not _has_vector(tokens, row):
+            count = _mean_before(slot, one, 1, nothing, words, tokens, before, vectors, mean, spare, used, parts)
+            if count < _LEAST_PREFIXES or not _has_vector(before, row):
                 continue
             size = size_class(max(words.offsets[row + 1] - words.offsets[row] - 1, 1))
             products[size] += dot(vector, mean)
@@ -469,8 +433,9 @@ def _amounts(words: VectorWords, tokens: LastTokens, vectors: WordVectors) -> tu
 
 @compiled
 def _pair_sums(
-    sets: Any, owners: Any, words: VectorWords, tokens: LastTokens, excluded: ExcludedWords, vectors: WordVectors
-) -> tuple[Any, Any, Any]:
+    sets: Any, owners: Any, words: VectorWords, tokens: LastTokens, before: TextBefore, excluded: ExcludedWords,
+    vectors: WordVectors,
+) -> tuple[Any, Any, Any]:  # fmt: skip
     """Return, for each set of prefixes, S, the factor of its deviation, and the number of prefixes by size class.
 
     `sets` [sets, t] are rows of prefixes, -1 for none. `owners` [sets] are the memories whose words are excluded.
@@ -510,7 +475,7 @@ def _pair_sums(
             if group == groups:
                 slots[group], times[group], taken[group], taken_squares[group] = slot, 0, 0.0, 0.0
                 sizes[group] = _mean_before(
-                    slot, documents, prefixes, words_out, words, tokens, vectors, means[group],
+                    slot, documents, prefixes, words_out, words, tokens, before, vectors, means[group],
                     spare, spare_used, spare_parts,
                 )  # fmt: skip
                 groups += 1
@@ -518,12 +483,12 @@ def _pair_sums(
                 continue
             size = size_class(count)
             for i in range(dimensions):
-                left[i] = vector[i] - tokens.amounts[size] * means[group, i]
+                left[i] = vector[i] - before.amounts[size] * means[group, i]
                 total[i] += left[i]
             squares += dot(left, left)
             times[group] += 1
-            taken[group] += tokens.amounts[size]
-            taken_squares[group] += tokens.amounts[size] ** 2
+            taken[group] += before.amounts[size]
+            taken_squares[group] += before.amounts[size] ** 2
             filled += 1
             classes[m, size] += 1
             for i in range(count):
@@ -562,6 +527,7 @@ class Coherence:
 
     words: VectorWords
     tokens: LastTokens
+    before: TextBefore
     excluded: ExcludedWords
     vectors: WordVectors
     means: NDArray[np.float64]  # [size classes, size classes]
@@ -582,7 +548,8 @@ class Coherence:
         """Estimate the null distribution. `rows` [memories, t] are the triggers, one per document."""
         random = np.random.default_rng([seed, 8])
         shape = (len(SIZES),) * 2
-        coherence = cls(words, tokens, excluded, vectors, np.zeros(shape), np.ones(shape), {})
+        before = TextBefore.of(words, tokens, vectors)
+        coherence = cls(words, tokens, before, excluded, vectors, np.zeros(shape), np.ones(shape), {})
         memory, rank = np.nonzero(rows >= 0)
         if len(memory) < 2:
             return coherence
@@ -604,7 +571,9 @@ class Coherence:
         self, sets: NDArray[np.int64], owners: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return z and the number of prefixes with a vector, for each set of prefixes [sets, t]."""
-        sums, wider, classes = _pair_sums(sets, owners, self.words, self.tokens, self.excluded, self.vectors)
+        sums, wider, classes = _pair_sums(
+            sets, owners, self.words, self.tokens, self.before, self.excluded, self.vectors
+        )
         pairs = classes[:, :, None] * classes[:, None, :]
         pairs -= classes[:, :, None] * np.eye(len(SIZES))
         pairs /= 2  # each pair was counted twice
@@ -612,11 +581,18 @@ class Coherence:
         variance = (pairs * self.variances).sum((1, 2)) + 1e-12
         return (sums - expected) / (np.sqrt(variance) * wider), classes.sum(1).astype(np.int64)
 
+    def _pair_sums(
+        self, sets: NDArray[np.int64], owners: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        texts = (self.words, self.tokens, self.before, self.excluded, self.vectors)
+        sums, wider, classes = _pair_sums(sets, owners, *texts)
+        return sums, wider, classes
+
     def _pair_moments(
         self, pairs: NDArray[np.int64], owners: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the mean and variance of the product of a pair, by the size classes of its two prefixes."""
-        sums, _, classes = _pair_sums(pairs, owners, self.words, self.tokens, self.excluded, self.vectors)
+        sums, _, classes = self._pair_sums(pairs, owners)
         both = classes.sum(1) == 2
         sums, classes = sums[both], classes[both]
         low = classes.argmax(1)
@@ -772,7 +748,7 @@ class _TopicTest:
         for i in np.flatnonzero(p <= _WORTH).tolist():
             m = int(memories[i])
             topic = _find_topic(self.words, self.vectors, sets[m], self.excluded, m, self.background)
-            ranks = [] if topic is None else [rank for rank in range(sets.shape[1]) if topic.members >> rank & 1]
+            ranks = [] if topic is None else ranks_of(topic.members)
             if topic and len(set(self.documents[sets[m, ranks]].tolist())) >= GROUNDED:
                 topics[i] = topic
                 combined[i] = _combined(float(p[i]), self._held_out(topic, m, sets[m], held[m], same[m]))
@@ -799,12 +775,6 @@ class _TopicTest:
         rows = np.ascontiguousarray(rows[rows >= 0])
         unit, counts = prefix_vectors(self.words, self.vectors, rows, True, self.excluded.of(m))
         return (unit[counts > 0] @ topic.direction).astype(np.float64), rows[counts > 0]
-
-
-def effective_size(rows: NDArray[np.int64]) -> float:
-    """Return the effective number of independent prefixes if some occur several times: (sum w)^2 / sum w^2."""
-    times = np.unique(rows[rows >= 0], return_counts=True)[1]
-    return float(times.sum() ** 2 / max((times**2).sum(), 1))
 
 
 def _combined(p: float, other: float | None) -> float:
@@ -851,7 +821,7 @@ def find_topics(
         for i in kept:
             m, members = int(memories[i]), topics[i].members
             topics_by_memory.setdefault(m, []).append(replace(topics[i], q=float(q[i])))
-            remaining[m, [rank for rank in range(remaining.shape[1]) if members >> rank & 1]] = -1
+            remaining[m, ranks_of(members)] = -1
         memories = memories[kept]
         if len(memories) == 0:
             break

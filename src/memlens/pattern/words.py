@@ -4,11 +4,6 @@ A word is a run of letters, which may contain an apostrophe, a number (1,900.5; 
 that is written without spaces, or a single punctuation mark. The last word of a prefix may be incomplete, because a
 tokenizer may split words. Words are compared in lower case. The spelling of the last word is stored to detect its
 shape. Only the last WINDOW words of a long prefix count.
-
-Matched prefixes (draw_matched) end with the same token as a trigger but are from other documents. They show what the
-last token alone implies about the text before it. For each token that ends a trigger, two samples are drawn from at
-most TOKENS tokens of the corpus. The first one gives the average text before the token. The second one replaces
-triggers in the null model. Each sample contains as many documents as possible.
 """
 
 from __future__ import annotations
@@ -62,6 +57,11 @@ class TriggerRows:
     def names(self) -> Iterator[tuple[int, int]]:
         """Return the layer and memory of each row."""
         return zip(self.layer.tolist(), self.memory.tolist(), strict=True)
+
+
+def ranks_of(members: int) -> list[int]:
+    """Return the trigger ranks in a bit mask."""
+    return [rank for rank in range(members.bit_length()) if members >> rank & 1]
 
 
 def one_per_document(rows: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -308,65 +308,3 @@ def _number_words(table: pa.Table, words: Words) -> tuple[NDArray[Any], ...]:
         goes_on,
         documents,
     )
-
-
-LEAST, MOST = 8, 48  # minimum and maximum number of prefixes per token in a sample
-_PLACES_QUERY = """
-SELECT sentence, unnest(tokens) AS token, generate_subscripts(tokens, 1) - 1 AS position,
-       (hash(source) // 2)::BIGINT AS document
-FROM {corpus} WHERE (sentence // $1) % $2 = $3
-"""
-
-
-@dataclass(frozen=True, eq=False)
-class MatchedPlaces:
-    """Matched prefixes. Rows offsets[slots[t]] to offsets[slots[t] + 1] end with token t."""
-
-    sentences: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    slots: NDArray[np.int32]  # [vocabulary]: number of the token among those that end triggers, -1 for other tokens
-    offsets: NDArray[np.int64]  # [slots + 1]: first row of each token's samples
-    middles: NDArray[np.int64]  # [slots]: first row of the token's second sample
-
-
-def draw_matched(index: Index, multiplicity: NDArray[np.int64], seed: int) -> MatchedPlaces:
-    """Draw two samples of prefixes for each token that ends a trigger.
-
-    `multiplicity` [vocabulary] is the largest number of triggers of one memory that end with each token, 0 for none.
-    """
-    every, which = sampled_runs(index, seed)
-    parts = []
-    for batch in index.batches(_PLACES_QUERY, (RUN, every, which)):
-        columns = [batch.column(name).to_numpy() for name in ("token", "sentence", "position", "document")]
-        kept = multiplicity[columns[0]] > 0
-        parts.append([column[kept] for column in columns])
-    token, sentence, position, document = (np.concatenate(column) for column in zip(*parts, strict=True))
-    order = _spread(token, document, _noise(sentence, position, seed))
-    token, sentence, position = token[order], sentence[order], position[order]
-    slots = np.full(len(multiplicity), -1, np.int32)
-    tokens = np.flatnonzero(multiplicity)
-    slots[tokens] = np.arange(len(tokens), dtype=np.int32)
-    begins = np.searchsorted(token, tokens)
-    available = np.searchsorted(token, tokens, side="right") - begins
-    sizes = np.minimum(np.clip(2 * multiplicity[tokens], LEAST, MOST), (available + 1) // 2)
-    counts = np.minimum(2 * sizes, available)
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    source = np.repeat(begins - offsets[:-1], counts) + np.arange(offsets[-1])
-    return MatchedPlaces(sentence[source], position[source], slots, offsets, offsets[:-1] + sizes)
-
-
-def _noise(sentence: NDArray[np.int64], position: NDArray[np.int64], seed: int) -> NDArray[np.uint64]:
-    """Return a random number for each position that depends only on the position and the seed (SplitMix64)."""
-    start = np.uint64((2 * seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
-    x = (sentence.astype(np.uint64) << np.uint64(24)) + position.astype(np.uint64) + start
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-    return x ^ (x >> np.uint64(31))
-
-
-def _spread(token: NDArray[np.int64], document: NDArray[np.int64], noise: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return an order by token. Within a token, one random prefix of each document comes first, then a second one."""
-    order = np.lexsort((noise, document, token))
-    begins = np.concatenate([[True], (np.diff(token[order]) != 0) | (np.diff(document[order]) != 0)])[: len(order)]
-    turn = np.arange(len(order)) - np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))
-    return order[np.lexsort((noise[order], turn, token[order]))]
