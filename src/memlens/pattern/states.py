@@ -14,7 +14,9 @@ The model's state does.
     further swapped sets, net of the same sets.
  5. A trigger belongs to the subject if its state is closer to the mean of the other states than NEAR percent of random
     prefixes. The subject needs MOSTLY of the triggers, with at least SIZE / 2 different last tokens.
- 6. The subject is named by the tokens with the largest p log(p / p_random), averaged over its triggers.
+ 6. The subject is named by the tokens with the largest sum of p log(p / p_random) over its triggers, among those that
+    are one of the EXPECTED most expected tokens after at least half of these triggers. A subject without such a
+    token has no name, so it is dropped.
  7. Held-out triggers must be closer to the subject than prefixes with the same last tokens (score).
 """
 
@@ -65,8 +67,8 @@ _PAIRS = 10  # minimum number of pairs of a memory
 _BATCH = 4096  # tokens per batch
 _AT_ONCE = 1024  # memories per block
 _ROUNDS = 3
-_EXPECTED = 64  # number of most expected tokens of each prefix
-_NAMING = 6  # number of triggers whose next tokens name a subject
+EXPECTED = 64  # number of most expected tokens of each prefix
+_NAMING = 12  # number of triggers whose next tokens name a subject
 _SHOWN = 4
 
 
@@ -138,7 +140,7 @@ def find_state_subjects(
     subjects = {
         m: StateSubject(own.members, expected[m], own.share, own.net, own.q, own.scores)
         for m, own in by_memory.items()
-        if expected[m]
+        if m in expected
     }
     return StateSubjects(subjects, notes | {"subjects": len(subjects)})
 
@@ -342,7 +344,7 @@ def _expected_tokens(
     subjects: dict[int, StateSubject],
     vocabulary: Sequence[str],
 ) -> dict[int, tuple[int, ...]]:
-    """Return the words that are more expected after the triggers of each subject than after random prefixes."""
+    """Return the words that name each subject, by row of TriggerRows. Leaves out subjects without a name."""
     import torch
 
     members = {m: rows[m][ranks_of(own.members)[:_NAMING]] for m, own in subjects.items()}
@@ -352,18 +354,20 @@ def _expected_tokens(
     tops = []
     for p in _predictions(model, ends, needed):
         gained = p * torch.log(p.clamp(min=1e-12) / usual.clamp(min=1e-12))
-        tops.append(tuple(part.numpy() for part in gained.topk(min(_EXPECTED, gained.shape[1]))))
+        tops.append(tuple(part.numpy() for part in gained.topk(min(EXPECTED, gained.shape[1]))))
     if not tops:
         return {}
     gains, tokens = (np.concatenate(column) for column in zip(*tops, strict=True))
     found = {}
     for m, own in members.items():
         places = [place[row] for row in own.tolist()]
-        seen, number = np.unique(tokens[places], return_inverse=True)
-        gained_here = np.bincount(number.ravel(), gains[places].ravel())
-        ordered = seen[np.lexsort((seen, -gained_here))].tolist()
-        found[m] = tuple(_different_words(ordered, vocabulary))[:_SHOWN]
-    return found
+        is_gained = gains[places] > 0
+        seen, number, triggers = np.unique(tokens[places][is_gained], return_inverse=True, return_counts=True)
+        gained_here = np.bincount(number, gains[places][is_gained])
+        ordered = np.lexsort((seen, -gained_here))
+        ordered = seen[ordered[triggers[ordered] >= len(places) / 2]]
+        found[m] = tuple(_different_words(ordered.tolist(), vocabulary))[:_SHOWN]
+    return {m: words for m, words in found.items() if words}
 
 
 def _different_words(tokens: Sequence[int], vocabulary: Sequence[str]) -> Iterator[int]:
