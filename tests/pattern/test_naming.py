@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from memlens.pattern.following import FollowingTokens
 from memlens.pattern.naming import Pattern, join_endings, name_memory
 from memlens.pattern.score import Scores
 from memlens.pattern.table import compute_patterns
+from memlens.settings import PatternSettings
 
 VOCABULARY = [" fun", " rain"]
 
@@ -144,3 +146,30 @@ def test_names_are_written_as_the_text_with_whole_words(index: Index) -> None:
 def test_single_letters_are_no_content(index: Index) -> None:
     described = [pattern.description for pattern in read_patterns(index, "L0N3") or ()]
     assert described and not any(text.startswith("contains") for text in described)
+
+
+def test_prefixes_that_end_inside_years_and_names_say_so(tmp_path: Path) -> None:
+    """Before, these memories were named "ends with a number" and "ends inside a word that goes on"."""
+    draw = random.Random(2)
+    plain = [f"{a}{b}{c}" for a in "bdfk" for b in "aeo" for c in ("lin", "ret", "sum")]
+    inside = ["1934", "1871", "2005", "Warhol", "Mandel", "Kropot", "4711", "56", *plain]
+    texts, cut = [], {}
+    for _ in range(1500):
+        word, own = draw.choice(inside), draw.choices(plain, k=5)
+        tokens = [own[0], *(f" {other}" for other in own[1:]), f" {word[: len(word) // 2]}", word[len(word) // 2 :]]
+        texts.append("".join([*tokens, " had had may" if draw.random() < 0.5 else " had had May"]))
+        cut[texts[-1]] = [*tokens, " had", " had", texts[-1][-4:]]
+    of_word = {word: [(s, 5) for s, text in enumerate(texts) if text.split()[5] == word] for word in inside}
+    groups = (inside[:3], inside[3:6], [*inside[6:8], *inside[:3]])
+    triggers = {}
+    for memory, group in enumerate(groups):
+        places = [place for word in group for place in of_word[word]]
+        triggers[0, memory] = draw.sample(places, 50)
+    triggers[0, 3] = draw.sample([(s, 9) for s, text in enumerate(texts) if text.endswith("May")], 50)
+    index = write_index(tmp_path / "index", texts, triggers, tokenize=cut.__getitem__)
+    compute_patterns(index, PatternSettings(background=1000))
+    said = [[pattern.description for pattern in read_patterns(index, f"L0N{m}") or ()] for m in range(4)]
+    assert any(text.startswith("ends inside a year: ") and "19|34" in text for text in said[0])
+    assert any(text.startswith("ends inside a capitalized word: ") and "War|hol" in text for text in said[1])
+    assert any(text.startswith("ends inside a number: ") for text in said[2])
+    assert 'ends with "had had May"' in said[3]  # not "may", which is as frequent in the text

@@ -4,10 +4,10 @@
     ENDING + n     the last n words, n = 1..3
     ANYWHERE + n   n consecutive words anywhere in the window
     SHAPE          properties of the last word: its shape (year, capital, opening quote), an affix (-ing, un-), the last
-                   token as a piece inside a word, the class of the last token (tokens.parquet), a word list, and
-                   whether the word is incomplete; also a list or form of the word before the last, the first word of
-                   the sentence, the number of words in the sentence so far, whether a bracket is open, and the next
-                   token
+                   token as a piece inside a word, the class of the last token (tokens.parquet), a word list, and the
+                   kind of word that continues after the prefix (any, capitalized, number, year); also a list or form of
+                   the word before the last, the first word of the sentence, the number of words in the sentence so far,
+                   whether a bracket is open, and the next token
 
 An affix has two to four letters and is shorter than its word. A key contains its kind and up to three word numbers, so
 it can be decoded without a table.
@@ -25,7 +25,7 @@ L words is 1 - exp(-rate L), with the rate that gives its frequency in the whole
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,7 +66,7 @@ _LISTS = {
     "a word of kinship": "father mother son daughter brother sister wife husband uncle aunt cousin nephew niece "
     "grandson grandfather grandmother parents children child family sons daughters",
     "a direction": "north south east west northern southern eastern western northeast northwest southeast southwest",
-    "a colour": "red blue green yellow black white brown grey gray orange purple pink",
+    "a color": "red blue green yellow black white brown grey gray orange purple pink",
     "a title": "mr mrs ms dr sir lord lady president king queen prince princess emperor pope general captain saint st",
     "a unit of time": "year years month months week weeks day days hour hours minute minutes second seconds decade "
     "decades century centuries",
@@ -122,6 +122,7 @@ LAST, FIRST, FIRST_LIST, EARLY, BEFORE, INSIDE, LAST_CLASS, FOLLOWING = 0, 1, 2,
 EARLY_WORDS = (1, 3, 6)  # a tuple, so that compiled code can read it
 _EARLY = {1: "with the first word", 3: "within the first three words", 6: "within the first six words"}
 GAP = 0  # stands for any word in a frame
+_GAP = " …"  # the gap at the end of a frame's text
 BITS, KIND = 20, 60
 _MASK = (1 << BITS) - 1
 _AFFIXES = (2, 3, 4)
@@ -147,11 +148,19 @@ _SHAPES = {
     "digit": re.compile(r"[0-9].*[^\W\d_].*|[^\W\d_]+[0-9].*"),
 }
 OPENING_QUOTE, UNFINISHED = "opening quote", "unfinished"
+INSIDE_NAME, INSIDE_NUMBER, INSIDE_YEAR = "inside name", "inside number", "inside year"
+_INSIDE = {
+    UNFINISHED: "a word",
+    INSIDE_NAME: "a capitalized word",
+    INSIDE_NUMBER: "a number",
+    INSIDE_YEAR: "a year",
+}  # by kind of word that continues after the prefix
 STOP, SIGN, SHORT = 1, 2, 3
 MOST_LISTS = 3  # maximum number of lists per word
 MOST_SORTS = 5  # maximum number of lists and forms of the word before the last
 _SORTS = ("-s", "-ed", "-ing", "-ly", "year", "number")  # forms of the word before the last that have a name
 PLURAL = "-s"  # except words in -ss, -us and -is
+_OF_WHOLE_WORDS = (PLURAL, "year", "decade", "ordinal", "number")  # shapes that an incomplete word cannot have
 PIECE, CLASS, LIST = "piece ", "class ", "list "  # prefixes of feature names
 _DESCRIPTIONS = {
     "year": "ends with a year",
@@ -160,9 +169,9 @@ _DESCRIPTIONS = {
     "number": "ends with a number",
     "digit": "ends with letters and digits",
     "capitals": "ends with a word in capitals",
-    "capital": "ends with a capitalised word",
+    "capital": "ends with a capitalized word",
     OPENING_QUOTE: "ends with an opening quote",
-    UNFINISHED: "ends inside a word that goes on",
+    **{shape: f"ends inside {word}" for shape, word in _INSIDE.items()},
     PLURAL: "ends with a plural or another word in -s",
 }
 
@@ -182,11 +191,24 @@ def shapes_of(spelling: str) -> list[str]:
     return shapes + [f"{LIST}{name}" for name in lists_of(word)]
 
 
+def inside_shapes(spelling: str) -> list[str]:
+    """Return the shapes of a prefix that ends inside this word."""
+    if spelling[:1].isdigit():
+        is_year = any(_SHAPES[name].fullmatch(spelling) for name in ("year", "decade"))
+        return [INSIDE_NUMBER, INSIDE_YEAR] if is_year else [INSIDE_NUMBER]
+    return [UNFINISHED, INSIDE_NAME] if spelling[:1].isupper() else [UNFINISHED]
+
+
 def _mark(word: str) -> int:
     """Return STOP, SIGN or SHORT for a word, or 0 for other words."""
     if word and not word[0].isalnum():
         return STOP if word in ".!?" else SIGN
     return SHORT if len(word) <= 2 else 0
+
+
+def _is_piece(token: str) -> bool:
+    """Return True if a token inside a word has enough characters to describe it: two letters, or a digit."""
+    return token.isdigit() or (token.isalpha() and len(token) > 1)
 
 
 def _describe_shape(shape: str) -> str:
@@ -208,6 +230,7 @@ class SpellingFeatures(NamedTuple):
 
     shapes: NDArray[np.int32]  # shapes, affixes and lists of all spellings
     offsets: NDArray[np.int64]  # [spellings + 1]: first entry of each spelling in `shapes`
+    inside: NDArray[np.int32]  # [spellings, 2]: shapes of prefixes that end inside a word, by its complete spelling
     classes: NDArray[np.int32]  # [grains, vocabulary]: classes of each token
     pieces: NDArray[np.int32]  # [vocabulary]: feature of the token as a piece inside a word
     lengths: NDArray[np.int32]  # [spellings]: number of letters
@@ -230,7 +253,7 @@ def number_features(
         tokens: The text of every token.
         classes: The classes of every token for several sizes of classes, -1 for none. [sizes, vocabulary]
     """
-    numbers = {name: number for number, name in enumerate((OPENING_QUOTE, UNFINISHED), 1)}
+    numbers = {name: number for number, name in enumerate((OPENING_QUOTE, *_INSIDE), 1)}
 
     def number_of(name: str) -> int:
         return numbers.setdefault(name, len(numbers) + 1)
@@ -239,11 +262,15 @@ def number_features(
     ends_prefix[last] = True
     shapes: list[int] = []
     offsets = [0]
+    inside = np.zeros((len(words.spellings), 2), np.int32)
+    for row, spelling in enumerate(words.spellings):
+        for place, name in enumerate(inside_shapes(spelling)):
+            inside[row, place] = numbers[name]
     for spelling, is_last in zip(words.spellings, ends_prefix.tolist(), strict=True):
         if is_last:
             shapes += [number_of(name) for name in shapes_of(spelling)]
         offsets.append(len(shapes))
-    pieces = [number_of(f"{PIECE}{text.lower()}") if text.isalpha() and len(text) > 1 else 0 for text in tokens]
+    pieces = [number_of(f"{PIECE}{text.lower()}") if _is_piece(text) else 0 for text in tokens]
     grains = [
         [0 if number < 0 else number_of(f"{CLASS}{grain}.{number}") for number in row]
         for grain, row in enumerate(classes.tolist())
@@ -262,6 +289,7 @@ def number_features(
     features = SpellingFeatures(
         shapes=np.array(shapes, np.int32),
         offsets=np.array(offsets, np.int64),
+        inside=inside,
         classes=np.array(grains, np.int32).reshape(len(grains), len(tokens)),
         pieces=np.array(pieces, np.int32),
         lengths=lengths,
@@ -270,7 +298,7 @@ def number_features(
         lists=lists,
         sorts=sorts,
         brackets=np.array([words.find("("), words.find(")")], np.int64),
-        of_whole_words=np.array([False, *(name == PLURAL or name.startswith(LIST) for name in numbers)]),
+        of_whole_words=np.array([False, *(name in _OF_WHOLE_WORDS or name.startswith(LIST) for name in numbers)]),
     )
     return features, list(numbers)
 
@@ -306,18 +334,26 @@ class Feature:
         return self.family in (OF_LAST_WORDS, OF_CLASSES) and self.shape != OPENING_QUOTE
 
     @property
+    def is_inside(self) -> bool:
+        """Whether the feature is the kind of word that continues after the prefix."""
+        return self.kind == "shape" and self.shape in _INSIDE
+
+    @property
     def is_broad(self) -> bool:
         """Whether the feature describes a class of words or a position, without naming a word or a piece of a word."""
         of_words = self.kind in ("list", "opening", "early", "before", "inside")
-        return of_words or self.shape in (UNFINISHED, PLURAL)
+        return of_words or self.shape in (PLURAL, *_INSIDE)
 
-    def text(self, words: Sequence[str]) -> str:
-        """Return the words of the feature. `words` are the texts of all words, in lower case or as written."""
+    def text(self, words: Sequence[str] | Mapping[int, str]) -> str:
+        """Return the words of the feature. `words` are the texts of its words by number."""
         texts = ["…" if number == GAP else words[number] for number in self.words]
         return " ".join(texts).removeprefix("… ")
 
-    def describe(self, words: Sequence[str], examples: Sequence[str] = ()) -> str:
-        """Return a description. `examples` are whole words at the described place, most frequent first."""
+    def describe(self, words: Mapping[int, str], examples: Sequence[str] = ()) -> str:
+        """Return a description. `words` are the spellings of the feature's words by number.
+
+        `examples` are whole words at the described place, most frequent first.
+        """
         if self.kind == "class":
             return describe_class(examples)
         if self.kind == "early":
@@ -331,13 +367,14 @@ class Feature:
             return f"{_describe_before(self.shape)} before the last word{shown}"
         if self.kind == "opening":
             return "sentence begins with " + (self.shape + shown if self.shape else f'"{self.text(words)}"')
-        if self.shape in (UNFINISHED, PLURAL):
-            return _describe_shape(self.shape) + shown
         if self.kind == "piece":
-            return f'ends inside a word with "{self.shape}"{shown}'
+            return f'ends inside a {"number" if self.shape.isdigit() else "word"} with "{self.shape}"{shown}'
         if self.kind == "shape":
-            return _describe_shape(self.shape)
-        return f'{"contains" if self.kind == "n-gram" else "ends with"} "{self.text(words)}"'
+            return _describe_shape(self.shape) + ("" if self.shape == OPENING_QUOTE else shown)
+        text = self.text(words)
+        if text.endswith(_GAP):
+            return f'ends one word after "{text.removesuffix(_GAP)}"'
+        return f'{"contains" if self.kind == "n-gram" else "ends with"} "{text}"'
 
     def name(self, words: Words) -> str:
         """Return a name that is equal for equal features of different memories."""
@@ -401,8 +438,10 @@ def _add_keys_(prefixes: PrefixWords, spelled: SpellingFeatures, row: int, keys:
         keys[count] = (np.int64(SHAPE) << KIND) | np.int64(1)  # numbers as in number_features
         count += 1
     if prefixes.goes_on[row]:
-        keys[count] = (np.int64(SHAPE) << KIND) | np.int64(2)
-        count += 1
+        for number in spelled.inside[prefixes.whole[row]]:
+            if number > 0:
+                keys[count] = (np.int64(SHAPE) << KIND) | np.int64(number)
+                count += 1
     following = np.int64(prefixes.following[row])
     if following >= 0:
         keys[count] = (np.int64(SHAPE) << KIND) | (np.int64(FOLLOWING) << (2 * BITS)) | following
@@ -497,7 +536,7 @@ def _add_frames_(words: Any, begin: int, end: int, keys: Any, count: int) -> int
 @compiled_part
 def _room(prefixes: PrefixWords, row: int) -> int:
     """Return an upper bound on the number of keys of a prefix."""
-    return (prefixes.offsets[row + 1] - prefixes.offsets[row] + 1) * LONGEST + 57
+    return (prefixes.offsets[row + 1] - prefixes.offsets[row] + 1) * LONGEST + 58
 
 
 @compiled

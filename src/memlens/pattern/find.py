@@ -125,14 +125,17 @@ def find_patterns(
     held = (triggers.held >= 0).sum(1).tolist()
     patterns = []
     for m, of_memory in enumerate(selected):
+        rows = triggers.rows[m]
         described = [
-            describer.wording(candidate, triggers.rows[m], ends[m], scores_of_candidate)
+            describer.wording(candidate, rows, scores_of_candidate)
             for candidate, scores_of_candidate in zip(of_memory, scores[m], strict=True)
             if not is_wording_refuted(candidate, texts, held[m], scores_of_candidate)
         ]
-        described += [describer.topic(topic, scores_of_topic) for topic, scores_of_topic in topics.get(m, ())]
+        described += [
+            describer.topic(topic, triggers.rows[m], scores_of_topic) for topic, scores_of_topic in topics.get(m, ())
+        ]
         if subjects and m in subjects:
-            described.append(describer.subject(subjects[m], triggers.rows[m]))
+            described.append(describer.subject(subjects[m], rows))
         patterns.append(in_senses(described, filled[m]))
     notes: dict[str, Any] = {
         "families": {**dict(zip(FAMILIES, significant.hypotheses, strict=True)), "topics": len(triggers.rows)},

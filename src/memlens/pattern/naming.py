@@ -1,7 +1,7 @@
 """Describe patterns as a person would, and name each memory.
 
-Words are written in their most frequent spelling. The last word of a prefix is completed from the text if the prefix
-ends inside it.
+Words are written in their most frequent spelling in the described triggers. The last word of a prefix is completed from
+the text if the prefix ends inside it.
 
 A name consists of one or two clear patterns:
 
@@ -17,7 +17,7 @@ A name consists of one or two clear patterns:
  4. The name starts with the pattern that says most: the divergence of the rate from the share of random prefixes,
     rate log(rate / share) + (1 - rate) log((1 - rate) / (1 - share)). A second one describes something else.
 
-If no pattern is clear, or only patterns as broad as a capitalised word, a name also says what at least PARTLY of the
+If no pattern is clear, or only patterns as broad as a capitalized word, a name also says what at least PARTLY of the
 triggers share: partly ends with "but" (10 of 25). The remaining memories are called "no clear pattern", with their most
 common endings. A name says if a recurring next token is among the first tokens of the memory's value.
 """
@@ -34,10 +34,10 @@ from operator import or_
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.pattern.features import Feature, is_content_word, sentence_start
+from memlens.pattern.features import GAP, Feature, is_content_word, sentence_start
 from memlens.pattern.following import FollowingTokens
 from memlens.pattern.score import Scores
-from memlens.pattern.shallow import Candidate, Ending, Texts
+from memlens.pattern.shallow import Candidate, Texts
 from memlens.pattern.states import StateSubject
 from memlens.pattern.topics import SemanticTopic, WordVectors
 from memlens.pattern.words import ENOUGH, GROUNDED, NEXT, PrefixWords, ranks_of
@@ -122,14 +122,14 @@ class Describer:
     def __init__(self, texts: Texts, vectors: WordVectors, vocabulary: Sequence[str], prefixes: int) -> None:
         self.texts = texts
         self.times = prefixes / max(texts.background.prefixes, 1)  # prefixes of the text per sampled one
-        self.written = texts.words.as_written()
+        self.plain = np.asarray(texts.words.plain, np.int32)
         self.content = texts.content_words()
         self.counts = _count_prefixes(texts.sample, len(texts.words.texts))
         self.vectors = vectors
         self.vocabulary = vocabulary
 
-    def wording(self, candidate: Candidate, rows: NDArray[np.int64], ends: list[Ending], scores: Scores) -> Pattern:
-        """Describe a candidate of a memory. `rows` and `ends` are its triggers and their last words, by rank."""
+    def wording(self, candidate: Candidate, rows: NDArray[np.int64], scores: Scores) -> Pattern:
+        """Describe a candidate of a memory. `rows` are its triggers by rank."""
         feature, further = candidate.feature, max(candidate.count * self.times - candidate.size, 0.0)
         if feature.kind == NEXT:
             text = self.vocabulary[candidate.token]
@@ -144,15 +144,14 @@ class Describer:
                 token=candidate.token,
                 further=further,
             )
-        ranks = ranks_of(candidate.members)
-        own = rows[ranks]
+        own = rows[ranks_of(candidate.members)]
         ending = ""
         if feature.kind == "ending":
             ending = self._ending(feature, own, 1)
             described_as = f"ends with {self._ending(feature, own)}"
         else:
-            words = _most_frequent(self._example(feature, int(rows[rank]), ends[rank]) for rank in ranks)
-            described_as = feature.describe(self.written, words)
+            words = _most_frequent(self._example(feature, row) for row in own.tolist())
+            described_as = feature.describe(self._spell(feature.words, own), words)
             if feature.kind == "piece":
                 ending = f'"{feature.shape}" inside "{words[0]}"'
         place = "last" if 1 in feature.places else _PLACES.get(feature.kind, "")
@@ -169,16 +168,18 @@ class Describer:
             further=further,
         )
 
-    def topic(self, topic: SemanticTopic, scores: Scores) -> Pattern:
+    def topic(self, topic: SemanticTopic, rows: NDArray[np.int64], scores: Scores) -> Pattern:
+        """Describe a topic of a memory. `rows` are its triggers by rank."""
         numbers = [self.vectors.numbers[row] for row in topic.words]
         name = f"topic:{' '.join(sorted(self.texts.words.texts[number] for number in numbers))}"
-        described = f"about: {', '.join(self.written[number] for number in numbers)}"
+        described = f"about: {', '.join(self._spell(numbers, rows[ranks_of(topic.members)]).values())}"
         return Pattern(name, "semantic", described, topic.members, topic.share, topic.q, scores)
 
     def subject(self, subject: StateSubject, rows: NDArray[np.int64]) -> Pattern:
         """Describe a subject by the tokens that the model expects next and by the content words of its triggers."""
         expected = [self.vocabulary[token].strip() for token in subject.expects]
-        words = [self.written[word] for word in self._typical_words(rows[ranks_of(subject.members)])]
+        own = rows[ranks_of(subject.members)]
+        words = self._spell(self._typical_words(own), own).values()
         described = (f"about: {', '.join(words)}; " if words else "") + f"expects {', '.join(expected)}"
         name = f"subject:{' '.join(sorted(text.lower() for text in expected))}"
         return Pattern(name, "semantic", described, subject.members, subject.share, subject.q, subject.scores)
@@ -228,19 +229,38 @@ class Describer:
         """Return the words of an ending in quotes, with words that they begin if most prefixes end inside one."""
         prefixes, spellings = self.texts.prefixes, self.texts.words.spellings
         last = _most_frequent(spellings[word] for word in prefixes.last[rows].tolist())[0]
-        text = " ".join([*(self.written[word] for word in feature.words[:-1]), last])
+        written = self._spell(feature.words[:-1], rows)
+        text = " ".join([*(written[word] for word in feature.words[:-1]), last])
         if prefixes.goes_on[rows].mean() < _MOSTLY:
             return f'"{text}"'
         words = _most_frequent(spellings[word] for word in prefixes.whole[rows].tolist())[:examples]
         return f'"{text}" of {", ".join(map(_quote, words))}'
 
-    def _example(self, feature: Feature, row: int, ends: Ending) -> str:
+    def _spell(self, words: Sequence[int], rows: NDArray[np.int64]) -> dict[int, str]:
+        """Return the most frequent spelling of each word in these prefixes, by number of the word."""
+        prefixes, spellings = self.texts.prefixes, self.texts.words.spellings
+        places = [np.arange(*prefixes.offsets[row : row + 2]) for row in rows.tolist()] if len(words) else []
+        written = prefixes.spellings[np.concatenate([np.zeros(0, np.int64), *places])]
+        plain = self.plain[written]
+        return {
+            word: _most_frequent(spellings[number] for number in written[plain == word].tolist())[0]
+            for word in words
+            if word != GAP
+        }
+
+    def _example(self, feature: Feature, row: int) -> str:
         """Return the word of a trigger at the place that the feature describes."""
         prefixes = self.texts.prefixes
+        begin, end = prefixes.offsets[row : row + 2].tolist()
+        number, spellings = prefixes.whole[row], self.texts.words.spellings
+        if feature.is_inside:
+            read = spellings[prefixes.last[row]]
+            return f"{read}|{spellings[number].removeprefix(read)}"
         if feature.kind == "opening":
-            begin, end = prefixes.offsets[row : row + 2].tolist()
-            return self.written[prefixes.words[sentence_start(prefixes.words, self.texts.spelled.marks, begin, end)]]
-        return self.written[ends[-2]] if feature.kind == "before" else self.texts.words.spellings[prefixes.whole[row]]
+            number = prefixes.spellings[sentence_start(prefixes.words, self.texts.spelled.marks, begin, end)]
+        elif feature.kind == "before":
+            number = prefixes.spellings[end - 2]
+        return spellings[number]
 
 
 def _count_prefixes(prefixes: PrefixWords, words: int) -> NDArray[np.int64]:

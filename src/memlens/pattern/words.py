@@ -142,8 +142,8 @@ WORD = (
 )
 _OPENING = r"(?:^|[\s(\[])[\x{22}\x{27}\x{60}\x{2018}\x{201C}\x{201E}\x{AB}]$"
 
-_INSIDE = rf"(?:{_LETTER}){{2}}"
-_REST = rf"^(?:{_LETTER})+"
+_INSIDE = rf"(?:{_LETTER}){{2}}|\p{{N}}{{2}}"  # the characters before and after the end of a prefix inside a word
+_REST = rf"^(?:\p{{N}}+\p{{L}}*|(?:{_LETTER})+)"
 
 _QUERY = f"""
 WITH cut AS (
@@ -171,31 +171,18 @@ class Words:
     spellings: list[str] = field(default_factory=lambda: [""])  # text as written
     _spelling_numbers: dict[str, int] = field(default_factory=lambda: {"": 0})
     plain: list[int] = field(default_factory=lambda: [UNKNOWN])  # number of the word of each spelling
-    times: list[int] = field(default_factory=lambda: [0])  # frequency of each spelling
 
     def add(self, words: pa.DictionaryArray) -> NDArray[np.int32]:
         """Add new spellings and return the spelling number of each word."""
         numbers = []
-        indices = words.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        times = np.bincount(indices, minlength=len(words.dictionary)).tolist()
-        for spelling, count in zip(words.dictionary.to_pylist(), times, strict=True):
+        for spelling in words.dictionary.to_pylist():
             number = self._spelling_numbers.get(spelling)
             if number is None:
                 number = self._spelling_numbers[spelling] = len(self.spellings)
                 self.spellings.append(spelling)
                 self.plain.append(self._word(spelling.lower().replace("’", "'")))
-                self.times.append(0)
-            self.times[number] += count
             numbers.append(number)
-        return np.array(numbers, np.int32)[indices]
-
-    def as_written(self) -> list[str]:
-        """Return the most frequent spelling of every word."""
-        best = [(-1, text) for text in self.texts]
-        for spelling, word, times in zip(self.spellings, self.plain, self.times, strict=True):
-            if times > best[word][0]:
-                best[word] = times, spelling
-        return [spelling for _, spelling in best]
+        return np.array(numbers, np.int32)[words.indices.to_numpy(zero_copy_only=False).astype(np.int64)]
 
     def _word(self, text: str) -> int:
         number = self._numbers.get(text)
@@ -215,6 +202,7 @@ class PrefixWords(NamedTuple):
     """The words of many prefixes, concatenated. A tuple, so that compiled code can read it."""
 
     words: NDArray[np.int32]  # [all words]
+    spellings: NDArray[np.int32]  # [all words]: the words as they are written
     offsets: NDArray[np.int64]  # [prefixes + 1]
     last: NDArray[np.int32]  # [prefixes]: spelling of the last word up to the end of the prefix
     whole: NDArray[np.int32]  # [prefixes]: spelling of the complete last word
@@ -237,7 +225,8 @@ class PrefixWords(NamedTuple):
         offsets = np.concatenate([self.offsets, other.offsets[1:] + self.offsets[-1]])
         names = ("last", "whole", "opens", "tokens", "following", "goes_on", "documents")
         each = (np.concatenate([getattr(self, name), getattr(other, name)]) for name in names)
-        return PrefixWords(np.concatenate([self.words, other.words]), offsets, *each)
+        words = (np.concatenate([getattr(self, name), getattr(other, name)]) for name in ("words", "spellings"))
+        return PrefixWords(*words, offsets, *each)
 
 
 def read_prefix_words(
@@ -246,20 +235,22 @@ def read_prefix_words(
     """Return the words of prefixes in the given order. Position -1 (BOS alone) has no words."""
     order = np.lexsort((positions, sentences))
     parts = list(_read_sorted(index, sentences[order], positions[order], words))
-    lengths, numbers, *each = (np.concatenate(column) for column in zip(*parts, strict=True))
+    lengths, spellings, *each = (np.concatenate(column) for column in zip(*parts, strict=True))
     begins = np.concatenate([[0], np.cumsum(lengths)])
     back = np.empty(len(order), np.int64)
     back[order] = np.arange(len(order))
     offsets = np.concatenate([[0], np.cumsum(lengths[back])]).astype(np.int64)
-    # index of each word of the result in `numbers`
+    # index of each word of the result in `spellings`
     source = np.repeat(begins[:-1][back] - offsets[:-1], lengths[back]) + np.arange(offsets[-1])
-    return PrefixWords(numbers[source], offsets, *(column[back] for column in each))
+    spellings = spellings[source]
+    numbers = np.asarray(words.plain, np.int32)[spellings]
+    return PrefixWords(numbers, spellings, offsets, *(column[back] for column in each))
 
 
 def _read_sorted(
     index: Index, sentences: NDArray[np.int64], positions: NDArray[np.int64], words: Words
 ) -> Iterator[tuple[NDArray[Any], ...]]:
-    """Yield lengths, words and the other columns of PrefixWords for sorted prefixes, in chunks."""
+    """Yield lengths, spellings and the other columns of PrefixWords for sorted prefixes, in chunks."""
     kinds = (np.int64, np.int32, np.int32, np.int32, np.bool_, np.int32, np.int32, np.bool_, np.int64)
     yield tuple(np.zeros(0, kind) for kind in kinds)
     query = _QUERY.format(corpus=parquet_sql(index.path("corpus")))
@@ -281,7 +272,7 @@ def _read_sorted(
 
 
 def _number_words(table: pa.Table, words: Words) -> tuple[NDArray[Any], ...]:
-    """Return the columns of PrefixWords for the result of _QUERY."""
+    """Return lengths, spellings and the other columns of PrefixWords for the result of _QUERY."""
     lists = table.column("words").combine_chunks()
     flat = lists.flatten().dictionary_encode()
     spelling = words.add(flat)
@@ -297,14 +288,4 @@ def _number_words(table: pa.Table, words: Words) -> tuple[NDArray[Any], ...]:
     whole[broken] = words.add(pa.array(completed, pa.string()).dictionary_encode())
     goes_on = table.column("goes_on").fill_null(False).to_numpy(zero_copy_only=False).astype(np.bool_)
     tokens, following, documents = (table.column(name).to_numpy() for name in ("token", "following", "document"))
-    return (
-        lengths,
-        np.asarray(words.plain, np.int32)[spelling],
-        last,
-        whole,
-        opens,
-        tokens,
-        following,
-        goes_on,
-        documents,
-    )
+    return lengths, spelling, last, whole, opens, tokens, following, goes_on, documents
