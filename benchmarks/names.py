@@ -1,13 +1,13 @@
 """Names of sixty memories next to what two readers saw in their triggers.
 
     memlens scan MODEL TEXT -o INDEX && memlens values INDEX
-    python benchmarks/names.py sheet INDEX PREFIX        # writes PREFIX-sheet.md: triggers only
+    python benchmarks/names.py sheet INDEX PREFIX --seed 39        # writes PREFIX-sheet.md: triggers only
     memlens patterns INDEX --states
-    python benchmarks/names.py judge INDEX PREFIX        # writes PREFIX-judge1.md and PREFIX-judge2.md
-    python benchmarks/names.py count INDEX PREFIX        # writes PREFIX-names.md
+    python benchmarks/names.py judge INDEX PREFIX --seed 39        # writes PREFIX-judge1.md, PREFIX-judge2.md, ...
+    python benchmarks/names.py count INDEX PREFIX --seed 39        # writes PREFIX-names.md
 
-1. `sheet` draws six random memories with at least 25 triggers in each of ten layers (SEED), and writes them in random
-   order under neutral numbers with their 25 strongest triggers. Two readers label them independently of each other and
+1. `sheet` draws six random memories with at least 25 triggers in each of ten layers, and writes them in random order
+   under neutral numbers with their 25 strongest triggers. One or two readers label them independently of each other and
    before any name exists: PREFIX-reader1.json and PREFIX-reader2.json.
 2. `judge` shows each reader his own labels next to the names and subjects that memlens found. The answers are
    PREFIX-judge1.json and PREFIX-judge2.json.
@@ -36,7 +36,7 @@ from memlens.pattern.features import FUNCTION_LISTS
 from memlens.pattern.naming import UNCLEAR
 from memlens.stats import wilson
 
-SEED, LAYERS, EACH, SHOWN = 39, 10, 6, 25
+LAYERS, EACH, SHOWN = 10, 6, 25
 READERS = (1, 2)
 _BEFORE, _AFTER = 110, 25  # characters
 SHEET = """# What do these prefixes have in common?
@@ -73,9 +73,9 @@ in a JSON file with every number below:
 """
 
 
-def sample_memories(index: Index) -> list[MemoryId]:
+def sample_memories(index: Index, seed: int) -> list[MemoryId]:
     """Return EACH memories with enough triggers in each of LAYERS layers over the depth, in random order."""
-    random = np.random.default_rng(SEED)
+    random = np.random.default_rng(seed)
     query = "SELECT memory FROM {triggers} WHERE layer = $1 AND \"end\" = 'top' GROUP BY memory HAVING count(*) >= $2"
     memories = []
     for place in range(LAYERS):
@@ -90,9 +90,9 @@ def write_trigger(number: int, trigger: Trigger) -> str:
     return f"{number:2}. {before[-_BEFORE:]}[[{token}]] || {after[:_AFTER]}"
 
 
-def write_sheet(index: Index) -> str:
+def write_sheet(index: Index, seed: int) -> str:
     lines = [SHEET]
-    for number, name in enumerate(sample_memories(index), 1):
+    for number, name in enumerate(sample_memories(index, seed), 1):
         lines += [f"\n## {number}\n"]
         lines += [write_trigger(place, trigger) for place, trigger in enumerate(index.triggers(name)[:SHOWN], 1)]
     return "\n".join(lines) + "\n"
@@ -103,9 +103,9 @@ def is_class_of_content(pattern: str) -> bool:
     return kind == "class" or (kind == "list" and name not in (*FUNCTION_LISTS, "a mark", "a closing mark"))
 
 
-def read_found(index: Index) -> Iterator[tuple[int, str, bool, list[str]]]:
+def read_found(index: Index, seed: int) -> Iterator[tuple[int, str, bool, list[str]]]:
     """Yield number, name, whether the name is clear, and the subjects that were found, for each memory."""
-    for number, memory in enumerate(sample_memories(index), 1):
+    for number, memory in enumerate(sample_memories(index, seed), 1):
         summary, patterns = read_summary(index, memory), read_patterns(index, memory)
         if summary is None or patterns is None:
             raise SystemExit(f"{memory} has no name; run `memlens patterns {index.folder}`")
@@ -117,9 +117,9 @@ def read_found(index: Index) -> Iterator[tuple[int, str, bool, list[str]]]:
         yield number, summary.name, not summary.name.startswith(UNCLEAR), subjects
 
 
-def write_judge(index: Index, labels: dict[str, Any]) -> str:
+def write_judge(index: Index, labels: dict[str, Any], seed: int) -> str:
     lines = [JUDGE]
-    for number, name, is_clear, subjects in read_found(index):
+    for number, name, is_clear, subjects in read_found(index, seed):
         label = labels[str(number)]
         if not (is_clear or subjects or label["subject"]):
             continue
@@ -134,14 +134,16 @@ def share(hits: int, total: int) -> str:
     return f"{hits} of {total} ({hits / max(total, 1):.0%}, {low:.0%} to {high:.0%})"
 
 
-def write_counts(index: Index, labels: list[dict[str, Any]], answers: list[dict[str, Any]]) -> str:
+def write_counts(index: Index, labels: list[dict[str, Any]], answers: list[dict[str, Any]], seed: int) -> str:
     """Return the labels, names and answers as a table, and the counts of each reader."""
-    found = list(read_found(index))
-    memories = sample_memories(index)
-    lines = ["| memory | reader 1 | reader 2 | name | judged | subjects | judged |", "| --- " * 7 + "|"]
-    verdicts: list[list[str]] = [[] for _ in READERS]
-    right: list[list[str]] = [[] for _ in READERS]
-    seen: list[list[bool]] = [[] for _ in READERS]
+    found = list(read_found(index, seed))
+    memories = sample_memories(index, seed)
+    readers = [f"reader {number}" for number, _ in enumerate(labels, 1)]
+    lines = [f"| memory | {' | '.join(readers)} | name | judged | subjects | judged |"]
+    lines += ["| --- " * (5 + len(readers)) + "|"]
+    verdicts: list[list[str]] = [[] for _ in readers]
+    right: list[list[str]] = [[] for _ in readers]
+    seen: list[list[bool]] = [[] for _ in readers]
     for number, name, is_clear, subjects in found:
         own_labels, own = [read[str(number)] for read in labels], [read.get(str(number), {}) for read in answers]
         for reader, (label, answer) in enumerate(zip(own_labels, own, strict=True)):
@@ -150,11 +152,11 @@ def write_counts(index: Index, labels: list[dict[str, Any]], answers: list[dict[
             right[reader] += answer["subjects"] if subjects else []
             seen[reader] += [answer["found"]] if label["subject"] else []
         seen_as = ["; subject: ".join(filter(None, (label["label"], label["subject"]))) or "–" for label in own_labels]
-        judged = " / ".join(verdicts[reader][-1] for reader, _ in enumerate(READERS))
+        judged = " / ".join(of_reader[-1] for of_reader in verdicts)
         of_subjects = " / ".join(", ".join(answer.get("subjects", ())) or "–" for answer in own)
         cells = [str(memories[number - 1]), *seen_as, name, judged, "; ".join(subjects) or "–", of_subjects]
         lines.append(f"| {' | '.join(cell.replace('|', '¦') for cell in cells)} |")
-    lines += ["", "| | " + " | ".join(f"reader {reader}" for reader in READERS) + " |", "| --- " * 3 + "|"]
+    lines += ["", "| | " + " | ".join(readers) + " |", "| --- " * (1 + len(readers)) + "|"]
     for verdict in ("says", "part", "wrong", "unclear"):
         counts = (Counter(own)[verdict] for own in verdicts)
         lines.append(f"| {verdict} | " + " | ".join(share(count, len(found)) for count in counts) + " |")
@@ -168,6 +170,7 @@ def main() -> None:
     parser.add_argument("step", choices=("sheet", "judge", "count"))
     parser.add_argument("index", type=Path)
     parser.add_argument("prefix", help="Beginning of the names of all files.")
+    parser.add_argument("--seed", type=int, default=39, help="Seed of the sample. Default: 39.")
     options = parser.parse_args()
     index = Index(options.index)
 
@@ -175,18 +178,19 @@ def main() -> None:
         content: dict[str, Any] = json.loads(Path(f"{options.prefix}-{kind}{reader}.json").read_text(encoding="utf-8"))
         return content
 
+    readers = [reader for reader in READERS if Path(f"{options.prefix}-reader{reader}.json").exists()]
+
     def write(name: str, text: str) -> None:
         Path(f"{options.prefix}-{name}.md").write_text(text, encoding="utf-8")
 
     if options.step == "sheet":
-        write("sheet", write_sheet(index))
+        write("sheet", write_sheet(index, options.seed))
     elif options.step == "judge":
-        for reader in READERS:
-            if Path(f"{options.prefix}-reader{reader}.json").exists():
-                write(f"judge{reader}", write_judge(index, read("reader", reader)))
+        for reader in readers:
+            write(f"judge{reader}", write_judge(index, read("reader", reader), options.seed))
     else:
-        labels, answers = ([read(kind, reader) for reader in READERS] for kind in ("reader", "judge"))
-        write("names", write_counts(index, labels, answers))
+        labels, answers = ([read(kind, reader) for reader in readers] for kind in ("reader", "judge"))
+        write("names", write_counts(index, labels, answers, options.seed))
 
 
 if __name__ == "__main__":
