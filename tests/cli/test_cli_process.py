@@ -131,3 +131,10 @@ def test_the_shell_completes_commands_options_choices_and_paths() -> None:
     script = subprocess.run([sys.executable, "-m", "memlens", "--completion", "bash"], capture_output=True, text=True)
     assert script.returncode == 0 and "_MEMLENS_COMPLETE=bash_complete" in script.stdout
     assert subprocess.run(["bash", "-n"], input=script.stdout, text=True).returncode == 0
+
+
+@pytest.mark.sweep
+def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
+    unreachable = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    ran = shell('"$@"', "info", "somebody/some-model", **unreachable)
+    assert ran.returncode == 2 and ran.stdout == "" and ran.stderr.count("\n") == 1

@@ -64,7 +64,7 @@ def test_a_role_comes_with_its_numbers_and_a_gated_memory_with_its_quadrants(
     page = client_of(index).get(f"/m/{record.name}").text
     assert record.roles is not None and record.roles.behind
     for name, value in record.roles.behind.items():
-        assert value == first[name] and f"{name} " in page
+        assert value == first[name] and f"{name.replace('_', ' ')} " in page
     assert record.quadrants is not None
     for own in record.quadrants:
         assert f"<b>{own.quadrant}</b> gate {'above' if own.quadrant[0] == '+' else 'below'} 0" in page

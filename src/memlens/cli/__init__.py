@@ -65,4 +65,5 @@ def _prepare_process() -> None:
     sys.warnoptions[:] = ["ignore"]
     os.environ["PYTHONWARNINGS"] = "ignore"
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # hide a line for every attempt to reach the Hub
     os.environ["RUST_BACKTRACE"] = "0"  # memlens reports a panic of the tokenizer in one line
