@@ -50,7 +50,7 @@ def picture_memory(index: Index, findings: Sequence[Finding]) -> MemoryPicture |
         uniform = 1 / index.manifest.value_tokens
         rows = [{"name": name, "p": one.number / uniform} for name, one in zip(tokens, value.promotes, strict=False)]
         text = f"Top tokens of {finding.memory}: {', '.join(tokens)}"
-        panel = _bars("memory-tokens", rows, "probability in the value, relative to a uniform distribution", text)
+        panel = _bars("memory-tokens", rows, "probability relative to uniform", text)
     return MemoryPicture(finding, [example_of(index, trigger, promoted) for trigger in triggers], panel)
 
 
