@@ -172,9 +172,11 @@ def run(func: Any, args: Any, kwargs: dict[str, Any], rejects_float64: bool) -> 
     if func is torch.ops.aten.index.Tensor and isinstance(args[0], DeviceTensor):
         plain = []  # indices may be on the CPU
     if func is torch.ops.aten.index_put.default:  # gradients of an index start from zeros that autograd creates
-        plain = [tensor for tensor in plain if tensor is not args[0]]
+        plain = [tensor for tensor in plain if tensor is args[2]]
     if func is torch.ops.aten.cat.default:  # autograd fills missing gradients with zeros
         plain = [tensor for tensor in plain if tensor.any()]
+    if func is torch.ops.aten.add.Tensor:  # the causal mask that torch's attention creates
+        plain = [tensor for tensor in plain if not ((tensor == 0) | (tensor == -torch.inf)).all()]
     if not is_copy and (len(set(places)) > 1 or (places and plain)):
         devices = sorted({str(place) for place in places} | ({"cpu"} if plain else set()))
         raise RuntimeError(f"Expected all tensors to be on the same device, but found {' and '.join(devices)} ({func})")
