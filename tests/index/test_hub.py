@@ -12,7 +12,7 @@ import pytest
 
 import memlens
 from hub_stand_in import Hub, connected
-from memlens.errors import HubError, IndexFolderError, SettingError
+from memlens.errors import FilesError, HubError, IndexFolderError, SettingError
 from memlens.index import hub as memlens_hub
 from memlens.index.hub import Repository
 from memlens.index.reader import Index
@@ -110,6 +110,24 @@ def test_a_push_that_breaks_off_anywhere_changes_nothing_for_those_who_pull(
         memlens.push(tiny_llama_index, REPO)
         assert hub.commits[REPO][-1][1] == expected[1]
     assert broken
+
+
+def test_a_table_that_cannot_be_read_during_a_push_is_one_line(
+    hub: Hub, tiny_gpt2_index: Index, copy_of: Callable[..., Index]
+) -> None:
+    path = copy_of(tiny_gpt2_index).folder / "triggers.parquet"
+
+    class Requests(list[str]):
+        """Removes the table as soon as the client asks where to upload it."""
+
+        def append(self, request: str) -> None:
+            super().append(request)
+            if request.endswith("lfs/objects/batch"):
+                path.unlink(missing_ok=True)
+
+    hub.requests = Requests()
+    with pytest.raises(FilesError, match=r"triggers.parquet cannot be read \(No such file or directory\)"):
+        memlens.push(path.parent, REPO)
 
 
 @EVERY

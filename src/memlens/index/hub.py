@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memlens import __version__
-from memlens.errors import HubError, IndexFolderError, MemlensError, SettingError
+from memlens.errors import FilesError, HubError, IndexFolderError, MemlensError, SettingError
 from memlens.files import (
     explain_os_errors,
     is_intact,
@@ -294,24 +294,32 @@ def _hub(where: Repository) -> Iterator[HfApi]:
         advice = "log in with `hf auth login`" if status in (401, 403) else "try again in a moment"
         raise HubError(f"the Hub rejected the request for {where.name} ({status}); {advice}") from error
     except Exception as error:
-        if not _is_unreachable(error):
-            raise
-        raise HubError(
-            f"the Hub cannot be reached for {where.name}; check the network, then run the command again"
-        ) from error
+        causes = _list_causes(error)
+        if any(map(_is_unreachable, causes)):
+            raise HubError(
+                f"the Hub cannot be reached for {where.name}; check the network, then run the command again"
+            ) from error
+        for cause in causes:
+            if isinstance(cause, OSError):
+                raise FilesError(
+                    f"{cause.filename or 'a file'} cannot be read ({cause.strerror}); check the disk, then run the "
+                    "command again"
+                ) from error
+        raise
 
 
-def _is_unreachable(error: BaseException | None) -> bool:
-    """Return True if the error, or one that it wraps, means that the connection failed."""
+def _list_causes(error: BaseException) -> list[BaseException]:
+    """Return the error and those that it wraps. The client wraps an error in the upload of one file."""
+    return [error, *(_list_causes(error.__cause__) if error.__cause__ else ())]
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    """Return True if the error means that the connection failed."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    while error is not None:
-        library = type(error).__module__.partition(".")[0]
-        is_connection = isinstance(error, (ConnectionError, TimeoutError, LocalEntryNotFoundError))
-        if is_connection or library in ("httpx", "httpx2", "requests"):
-            return True
-        error = error.__cause__  # a failed upload of one file is wrapped in another error
-    return False
+    library = type(error).__module__.partition(".")[0]
+    is_connection = isinstance(error, (ConnectionError, TimeoutError, LocalEntryNotFoundError))
+    return is_connection or library in ("httpx", "httpx2", "requests")
 
 
 @contextmanager
