@@ -118,7 +118,7 @@ def picture_roles(by_layer: Sequence[dict[str, int]], roles: Sequence[str]) -> l
     from memlens.experiments import charts
     from memlens.experiments.style import colour
 
-    rows = [
+    rows: list[Row] = [
         {"layer": row["layer"], "role": role, "share": row[role] / row["memories"], "memories": row[role]}
         for row in by_layer
         for role in roles
