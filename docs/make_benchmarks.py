@@ -37,17 +37,20 @@ INPUTS = {
 DETECTORS = """## Do the patterns of a memory detect its activation on other text?
 
 Prefixes of 10,000 tokens that were not scanned are split into those with a pattern of the memory and those without. A
-memory is strongly active on the 1% of prefixes with the largest coefficients. The mean is taken over up to 100 random
-memories of each layer. Memories without a pattern count with their zeros. Numbers in parentheses are those of the
-patterns of another memory of the layer. `benchmarks/explanations.py MODEL INDEX TEXT` measures every layer.
+memory is strongly active on the 1% of prefixes with the largest coefficients. The mean is taken over 60 random memories
+of each layer. Memories without a pattern count with their zeros. Numbers in parentheses are those of the patterns of
+another memory of the layer. The bundled model was scanned on 200,000 tokens, as in the demo, without subjects by
+states. SmolLM2 was not measured. `benchmarks/explanations.py bundled DEMO bundled:held-out --memories 60` measures
+every layer.
 """
 PUBLISHED = """
 Published for MLP features (Gur-Arieh et al. 2025, arXiv 2501.08319), input score and output score: MaxAct .41 and .33
 in GPT-2 small, .56 and .50 in Llama 3.1 8B; VocabProj .07 and .37. The input test here counts a memory if it is on
-average more active on five random prefixes with its patterns than on five without, and chance is .5 for memories with
-patterns. In the paper, a language model writes the description and the example sentences. Here, both come from a
-corpus, the sentences are cut at the prefix, and many patterns state how a prefix ends. The input scores are therefore
-only roughly comparable, and the output score (does steering by the feature fit its description?) has no counterpart.
+average more active on five random prefixes with its patterns than on five without. A memory that is inactive on all ten
+does not count, so chance is below .5 (see the numbers in parentheses). In the paper, a language model writes the
+description and the example sentences. Here, both come from a corpus, the sentences are cut at the prefix, and many
+patterns state how a prefix ends. The input scores are therefore only roughly comparable, and the output score (does
+steering by the feature fit its description?) has no counterpart.
 """
 MEASURES = {
     "precision": "precision",
@@ -81,7 +84,7 @@ def detector_lines() -> Iterator[str]:
     """Yield the table of patterns as detectors, with DEPTHS layers of each model that was measured."""
     paths = sorted(RESULTS.glob("explanations-*.csv"))
     if paths:
-        yield f"| model | layer | memories with a pattern | {' | '.join(MEASURES.values())} |"
+        yield f"| model | layer | memories with a match | {' | '.join(MEASURES.values())} |"
         yield "| --- " * (3 + len(MEASURES)) + "|"
     for path in paths:
         rows = read_rows(path.name)
