@@ -16,10 +16,15 @@ unexport PYTHONDONTWRITEBYTECODE
 # Also where an earlier one was interrupted before it had pip.
 MAKE_VENV = $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 
-.PHONY: demo smoke test test-all sweeps everywhere mutations dist docs check format clean chromium
+.PHONY: demo gallery smoke test test-all sweeps everywhere mutations dist docs check format clean chromium
 
 demo: $(RUNS)
 	$(BIN)/memlens demo
+
+# Pages about selected memories of SmolLM2, from the model and the index of examples/smollm2/README.md.
+SMOLLM2 ?= ../memlens-smollm2
+gallery: $(INSTALLED)
+	$(BIN)/python examples/smollm2/gallery.py $(SMOLLM2)/index $(SMOLLM2)/gallery --model $(SMOLLM2)/smollm2.gguf
 
 # Loading, scanning, values, a lookup, a page and the golden numbers, in less than 40 seconds.
 smoke: $(INSTALLED)

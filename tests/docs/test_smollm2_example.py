@@ -1,6 +1,7 @@
 """The scripts of examples/smollm2, on a small wheel and a few articles, without network."""
 
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -63,3 +64,31 @@ def test_findings_come_as_markdown_with_their_commands_and_of_no_index_as_one_li
     assert f"```\nmemlens experiment {analyzed.folder} " in ran.stdout
     ran = run("findings.py", tmp_path)
     assert ran.returncode == 1 and ran.stderr.startswith("findings: ") and ran.stderr.count("\n") == 1
+
+
+def test_a_gallery_shows_the_memories_whose_effect_exceeds_the_control(tiny_gpt2_index, tmp_path) -> None:
+    index, out = tiny_gpt2_index, tmp_path / "gallery"
+    names = [str(index.names.name(0, number)) for number in range(4)]
+    effects = [(0.1, 0.2), (0.1, 0.05), (0.3, 0.1), (0.2, 0.1)]
+    evidence = {
+        "description": 'ends with "a"',
+        "precision": 0.9,
+        "auroc": 0.8,
+        "triggers": 3,
+        "falls": [{"text": " x"}],
+    }
+    rows = [
+        evidence | {"memory": name, "name": f"name of {name}", "moved": moved, "control": control}
+        for name, (moved, control) in zip(names, effects, strict=True)
+    ]
+    rows.append(rows[1] | {"memory": "L0N7", "name": rows[2]["name"]})  # a weaker memory with the same name
+    out.mkdir()
+    (out / "evidence.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    ran = run("gallery.py", index.folder, out)
+    assert ran.returncode == 0 and "3 memories" in ran.stdout, ran.stderr
+    page = (out / "pages" / "index.html").read_text(encoding="utf-8")
+    assert re.findall(r'href="memory\.html\?name=(\w+)"', page) == [names[2], names[3], names[1]]
+    assert "moves 30.0%, control 10.0%" in page
+    (out / "evidence.jsonl").write_text("", encoding="utf-8")
+    ran = run("gallery.py", index.folder, out)
+    assert ran.returncode == 1 and "enough evidence" in ran.stderr and ran.stderr.count("\n") == 1
