@@ -53,11 +53,24 @@ def test_changes_are_those_of_single_passes_and_the_control_is_the_largest_other
         token_change(index, model, "L0N0", triggers=0)
 
 
+def test_only_tokens_with_a_change_of_the_right_sign_fall_or_rise(scanned):
+    index, model = memlens.open_index(scanned[0]), scanned[1]
+    result = token_change(index, model, "L1N3", triggers=3, top=model.vocabulary)
+    assert all(one.change < 0 for one in result.falls) and all(one.change > 0 for one in result.rises)
+    changed = {one.id for one in result.falls} | {one.id for one in result.rises}
+    assert len(changed) == len(result.falls) + len(result.rises)
+    assert 0 < len(result.falls) < model.vocabulary and len(result.falls) != len(result.rises)
+
+
 def test_show_effect_prints_the_changes_and_the_control(tiny_gpt2_values, run):
     index = tiny_gpt2_values
     name = next(name for name in ("L0N0", "L0N1", "L0N2", "L1N3") if index.triggers(name))
     code, out, _ = run("show", index.folder, name, "--effect", "--top", "3")
     assert code == 0 and "falls" in out and "silencing another large memory" in out
+    code, out, _ = run("show", index.folder, name, "--effect", "--top", "1000")  # more than fall or rise
+    every = token_change(index, index.load_model(), name, top=1000)
+    assert code == 0 and len(every.falls) != len(every.rises)
+    assert out.count("\n", out.index("falls")) > max(len(every.falls), len(every.rises))
     code, out, _ = run("show", index.folder, name, "--effect", "--top", "3", "--json")
     content = json.loads(out)
     result = token_change(index, index.load_model(), name, top=3)

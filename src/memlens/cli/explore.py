@@ -6,6 +6,7 @@ Prefixes are aligned at their last token, which puts equal endings below each ot
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -177,9 +178,12 @@ def _print_effect(screen: Screen, index: memlens.Index, model: MemoryModel, memo
         return
     screen.result(f"{result.memory} is silenced at the last token of its {result.triggers} strongest triggers")
     rows = []
-    for fall, rise in zip(result.falls, result.rises, strict=True):
+    for fall, rise in zip_longest(result.falls, result.rises):
         cells: list[Cell] = []
         for token, style in ((fall, "red"), (rise, "green")):
+            if token is None:
+                cells += ["", "", ""]
+                continue
             cells += [Text(quoted(token.text, _TOKEN_WIDTH), style), f"{token.change:+.4f}", f"{token.control:+.4f}"]
         rows.append(cells)
     screen.table(["falls", "change", "control", "rises", "change", "control"], rows)

@@ -36,8 +36,8 @@ class TokenChange:
 
     memory: MemoryId
     triggers: int  # number of triggers on which the model was run
-    falls: tuple[ChangedToken, ...]  # largest decrease first
-    rises: tuple[ChangedToken, ...]  # largest increase first
+    falls: tuple[ChangedToken, ...]  # tokens with a negative change, largest decrease first
+    rises: tuple[ChangedToken, ...]  # tokens with a positive change, largest increase first
     moved: float  # mean total variation between the distributions with and without the memory
     control_moved: float
     shared: int  # number of `falls` that are also among the tokens that fall most for the control
@@ -61,7 +61,7 @@ def token_change(
         model: The scanned model.
         memory: The memory.
         triggers: Number of top triggers to run.
-        top: Number of falling and of rising tokens to list.
+        top: Maximum number of falling tokens and of rising tokens to list.
 
     Raises:
         SettingError: The memory has no trigger, or a count is not valid.
@@ -93,9 +93,10 @@ def token_change(
     order = total.argsort(dim=1, stable=True)
     text = model.tokenizer.token_text
 
-    def listed(tokens: torch.Tensor) -> tuple[ChangedToken, ...]:
-        return tuple(ChangedToken(t, text(t), float(total[0, t]), float(total[1, t])) for t in tokens.tolist())
+    def listed(tokens: list[int]) -> tuple[ChangedToken, ...]:
+        return tuple(ChangedToken(t, text(t), float(total[0, t]), float(total[1, t])) for t in tokens)
 
-    shared = len(set(order[0, :top].tolist()) & set(order[1, :top].tolist()))
-    falls, rises = listed(order[0, :top]), listed(order[0].flip(0)[:top])
+    falling = [[token for token in order[row, :top].tolist() if total[row, token] < 0] for row in (0, 1)]
+    rising = [token for token in order[0].flip(0)[:top].tolist() if total[0, token] > 0]
+    shared, falls, rises = len({*falling[0]} & {*falling[1]}), listed(falling[0]), listed(rising)
     return TokenChange(name, len(prefixes), falls, rises, float(moved[0]), float(moved[1]), shared)
