@@ -204,7 +204,7 @@ def test_what_cannot_be_written_is_refused(
     own = ("export", index.folder, "--format", "neuronpedia")
     assert "name the folder with -o" in refused(*own)
     assert "fingerprint" in refused(*own, "-o", tmp_path / "out", "--model", tiny_gpt2)
-    assert "it must be 1 or more" in refused(*own, "-o", tmp_path / "out", "--top", "0")
+    assert "0 is less than 1" in refused(*own, "-o", tmp_path / "out", "--top", "0")
     assert "leave it out" in refused("export", index.folder, "--format", "csv", "--model", "bundled")
     (tmp_path / "mine" / "llama").mkdir(parents=True)
     (tmp_path / "mine" / "llama" / "diary.txt").write_text("mine")
