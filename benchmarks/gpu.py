@@ -35,7 +35,7 @@ from memlens.scanner.state import ScanState
 from memlens.settings import ScanSettings
 
 TOP, STRETCHES = 50, 5
-LEAST_WARM_TOKENS = 12_000  # a scan copies whole blocks until its lists have useful thresholds
+LEAST_WARM_TOKENS = 100_000  # the first tokens change the lists most
 
 
 def make_batches(model: MemoryModel, settings: ScanSettings, tokens: int) -> list[ScanBatch]:
