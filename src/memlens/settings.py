@@ -24,7 +24,7 @@ SAMPLES, LIVE = "Samples of experiments", "Live pages"
 SCALE = "Scale: processes, machines, large models"
 TASK = "Circuit of a task"
 
-MOST_TRIGGERS = 64  # maximum number of triggers per memory in pattern search, where 64 bits represent a set of triggers
+MOST_TRIGGERS = 64  # maximum number of triggers in a search for patterns, which stores a set of triggers in 64 bits
 MOST_SEED = 2**31 - 1
 MOST_SAMPLE = 10**9
 
@@ -128,7 +128,7 @@ def split_options(verb: str, options: Mapping[str, Any], *settings: type) -> lis
 
 @dataclass(frozen=True)
 class RunSettings(Settings):
-    """Threads and workers of a stage. Only the number of threads affects results, and only their last bits."""
+    """Threads and workers of a stage. Only the number of threads affects results, in their last bits."""
 
     threads: int | None = option(
         None,
@@ -144,7 +144,7 @@ class RunSettings(Settings):
         "Number of worker processes.",
         metavar="N",
         panel=SCALE,
-        default_text="1; one per core in a long scan",
+        default_text="1; a scan uses one per GPU, and a long scan without GPUs one per core",
         minimum=1,
         maximum=1024,
     )
@@ -193,7 +193,7 @@ class ScanRunSettings(RunSettings):
     )
     device_map: str | None = option(
         None,
-        "How accelerate distributes the layers of a large model over several GPUs.",
+        "Strategy by which the package accelerate distributes the layers of a large model over several GPUs.",
         metavar="auto|balanced|sequential",
         panel=SCALE,
     )
@@ -274,7 +274,8 @@ class SampleSettings(Settings):
     seed: int = option(0, "Random seed for drawing samples.", metavar="N", panel=SAMPLES, minimum=0, maximum=MOST_SEED)
     sample: int | None = option(
         None,
-        "Number of prefixes to sample or, for a single experiment that samples other items, of these items.",
+        "Number of prefixes to sample. For a single experiment that samples other items, such as memories, the number "
+        "of these items.",
         metavar="N",
         panel=SAMPLES,
         default_text="depends on the experiment",
@@ -382,15 +383,14 @@ class TaskSettings(Settings):
 
     method: str = option(
         "integrated",
-        "How to score memories: integrated or relevance (gradients times changes from the patch prompt), ablation "
-        "(gradients between means and coefficients), or patching (gradients at the clean prompt).",
+        "How to score memories: integrated, ablation, relevance or patching, which docs/circuits.md describes.",
         metavar="NAME",
         panel=TASK,
         choices=("integrated", "ablation", "relevance", "patching"),
     )
     steps: int = option(
         10,
-        "Number of steps of integrated gradients. With fewer than 10, the ranking changes.",
+        "Number of points over which gradients are averaged. With fewer than 10, the ranking changes.",
         metavar="N",
         panel=TASK,
         minimum=1,
@@ -404,7 +404,8 @@ class TaskSettings(Settings):
     test: float = option(0.4, "Share of --pairs to hold out if --held-out is not given.", metavar="SHARE", panel=TASK)
     random_sets: int = option(
         5,
-        "Number of random sets per size. They have as many memories of each layer as the circuit.",
+        "Number of random sets to compare with the circuit of each size. A random set has as many memories of each "
+        "layer as the circuit.",
         metavar="N",
         panel=TASK,
         minimum=1,
@@ -577,7 +578,7 @@ class ScanSettings(Settings):
         "Maximum number of tokens per batch.",
         metavar="N",
         panel=RUN,
-        default_text="4096; 16384 on an NVIDIA GPU, 8192 on a Mac's",
+        default_text="4096 on a CPU, 16384 on an NVIDIA GPU, 8192 on the GPU of a Mac",
         minimum=1,
         maximum=2**24,
     )

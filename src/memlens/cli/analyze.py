@@ -77,7 +77,7 @@ def analyze(
     resume: bool,
     **options: Any,
 ) -> None:
-    """Run all stages: scan, values, patterns, roles, experiments and report. You can interrupt and resume it."""
+    """Run all stages: scan, values, patterns, roles, experiments and report. The command can be resumed."""
     refuse_unused_column(options, [*corpus, *validation])
     with ProgressBar(screen) as progress:
         try:
@@ -257,7 +257,8 @@ _LABEL_WIDTH = 15
     "--file",
     type=Path,
     metavar="FILE",
-    help="Apply a saved intervention or circuit to the experiments on prefixes. Does not change the index.",
+    help="Run the experiments on prefixes with the edits of a saved intervention or circuit. Writes nothing to the "
+    "index.",
 )
 def experiment(
     screen: Screen,

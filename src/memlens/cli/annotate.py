@@ -25,7 +25,7 @@ _OTHER_COLUMNS = 62  # total width of the columns next to a prefix
 annotator_option = option("--annotator", required=True, metavar="NAME", help="Name of the annotator.")
 memory_option = option("--memory", required=True, metavar="MEMORY", help="Name of the memory, like L3N51.")
 example_option = option(
-    "--example", required=True, metavar="NAME", help="Name of the change as listed by `verdicts list`."
+    "--example", required=True, metavar="NAME", help="Name of the change, as printed by `verdicts list`."
 )
 format_option = option(
     "--format",
@@ -50,7 +50,7 @@ def annotate(context: click.Context, index: str) -> None:
 @annotate.group(cls=VerbGroup, invoke_without_command=True)
 @click.pass_context
 def verdicts(context: click.Context) -> None:
-    """Judge whether the predictions before and after the last layer are related. Default: list."""
+    """Judge whether the predictions before and after the last layer are related. By default, list the changes."""
     if context.invoked_subcommand is None:
         _list_changes(Screen(), None)
 

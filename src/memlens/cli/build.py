@@ -70,7 +70,11 @@ _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 @device_option
 @dtype_option
 @threads_option
-@option("--estimate/--no-estimate", default=True, help="Measure the speed of a scan, in about a second. Default: yes.")
+@option(
+    "--estimate/--no-estimate",
+    default=True,
+    help="Measure the speed of a scan, which takes about a second. Default: yes.",
+)
 def info(screen: Screen, model: str, device: str, dtype: str, threads: int | None, estimate: bool) -> None:
     """Describe a model, verify that its memories are read correctly, and estimate the cost of a scan."""
     from memlens.models.info import describe, faster_dtype_note
@@ -472,7 +476,7 @@ def _print_effects(screen: Screen, index: memlens.Index, model: str | None, seed
     from memlens.role.table import write_effects
 
     for table in ("roles", "values"):
-        index.path(table)  # raise for a missing table before the model is loaded
+        index.path(table)  # report a missing table before the model is loaded
     with ProgressBar(screen) as progress:
         effects = role_effects(index, index.load_model(model), seed=seed, progress=progress)
     write_effects(index, effects, seed)

@@ -221,7 +221,7 @@ def _show_task(
     from memlens.circuits.task import read_pairs, task_circuit
     from memlens.tracer.prompt import open_model
 
-    TaskSettings(**options)  # raise for a bad option before the model is loaded
+    TaskSettings(**options)  # reject an invalid option before the model is loaded
     rows = read_pairs(pairs)
     held_out_rows = None if held_out is None else read_pairs(held_out)
     with ProgressBar(screen) as progress:
@@ -319,17 +319,17 @@ def _print_task_memories(screen: Screen, model: MemoryModel, index: Index | None
 @option("--top", type=WholeNumber(1), default=10, metavar="N", help="Number of tokens and memories to list.")
 @location_option()
 def wires(screen: Screen, index: str, memory: str, top: int, model: str | None) -> None:
-    """Show which tokens and memories a key reads, and which memories read the value, from weights alone."""
+    """Show possible connections of a memory to tokens and other memories, computed from weights alone."""
     from memlens.circuits.wires import wires as find_wires
     from memlens.index.reader import Index
 
     opened = Index(index)
-    opened.check(memory)  # raise for an unknown memory before a model is loaded
+    opened.check(memory)  # reject an unknown memory before the model is loaded
     print_wires(screen, find_wires(opened, opened.load_model(model), memory, top))
 
 
 def print_wires(screen: Screen, result: Wires) -> None:
-    """Print the tokens and memories that a memory reads, and the memories that read it."""
+    """Print the tokens and memories that the key responds to, and the memories that respond to the value."""
     if screen.as_json:
         screen.json(result)
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import memlens
 from memlens.cli.explore import suggest_memory
@@ -11,9 +10,6 @@ from memlens.cli.options import argument, force_option, index_argument, option, 
 from memlens.cli.screen import Screen, command_line, open_output
 from memlens.errors import SettingError
 from memlens.text import plain, visible
-
-if TYPE_CHECKING:
-    pass
 
 _NOTE, _FILES = "Note", "Import and export"
 

@@ -73,7 +73,8 @@ def suggest_memory(index: memlens.Index) -> str:
 @flag("--nearest", help="List the memories with the most similar keys and values. Loads the model.")
 @flag(
     "--wires",
-    help="List the tokens and memories that the key reads, and the memories that read the value. Loads the model.",
+    help="List the tokens and memories that the key responds to, and the memories that respond to the value. Loads "
+    "the model.",
 )
 @flag("--effect", help="List the tokens whose probability changes most without the memory. Loads the model.")
 @location_option()
@@ -101,7 +102,7 @@ def show(
         return
     if mode := next((name for name in given_options() if name in _LIVE), None):
         refuse_others(mode, [mode, "--model", *(["--top"] if mode != "--on" else [])])
-        opened.check(memory)  # raise for an unknown memory before a model is loaded
+        opened.check(memory)  # reject an unknown memory before the model is loaded
         _show_live(screen, mode, opened, opened.load_model(model), memory, on or "", top or _TOP)
         return
     refuse_options(["--model"], f"has no effect without {', '.join(_LIVE[:-1])} or {_LIVE[-1]}")

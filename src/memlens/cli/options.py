@@ -75,8 +75,7 @@ def verb(
     """Make a function a verb with the options --quiet, --verbose and, with `json`, --json.
 
     The function receives a Screen and the values of its arguments and options. If the function has a parameter
-    `**options`, this contains only the options that the user gave, so all other options have the defaults of the
-    library.
+    `**options`, it receives only the options that the user gave. All other options keep the defaults of the library.
 
     Args:
         name: Name of the verb. By default, the name of the function.
@@ -141,7 +140,7 @@ def setting_option(settings: type, name: str, option_as: str | None = None, pane
 
 
 model_argument = argument("model", metavar="MODEL", help="Hugging Face id, folder, .gguf file or `bundled`.")
-model_or_index_argument = argument("model", metavar="MODEL|INDEX", help="A model, or an index whose model is loaded.")
+model_or_index_argument = argument("model", metavar="MODEL|INDEX", help="Model, or index whose model is loaded.")
 corpus_argument = argument(
     "corpus",
     nargs=-1,
@@ -155,13 +154,13 @@ resume_option = option(
     "--resume/--fresh",
     default=True,
     panel=RUN,
-    help="Resume or replace the work in the folder. Default: resume.",
+    help="Resume the work in the folder, or replace it. Default: resume.",
 )
 states_option = option(
     "--states/--no-states",
     default=True,
     panel=RUN,
-    help="Run the model on the triggers again, and search its final states for subjects. Default: yes.",
+    help="Run the model once more on the triggers to find subjects in its final states. Default: yes.",
 )
 force_option = flag(
     "--force", help="Allow replacing files that memlens did not write. Files of an index or a model are never replaced."
@@ -174,15 +173,15 @@ dtype_option = option(
     default="auto",
     metavar="NAME",
     panel=RUN,
-    help="Data type of the weights: float32, bfloat16, float16, float64, or auto: the checkpoint's type on a GPU, "
-    "float32 on a CPU.",
+    help="Data type of the weights: float32, bfloat16, float16, float64 or auto. auto uses the checkpoint's type on a "
+    "GPU and float32 on a CPU.",
 )
 threads_option = setting_option(RunSettings, "threads")
 validation_option = option(
     "--validation",
     multiple=True,
     metavar="CORPUS",
-    help="Corpus from which prefixes are sampled. Repeatable. Default: the scanned corpus.",
+    help="Corpus from which experiments sample prefixes. Repeatable. Default: the scanned corpus.",
 )
 
 

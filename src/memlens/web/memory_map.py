@@ -222,8 +222,8 @@ class MapLayer(BaseModel):
 class MemoryMap(BaseModel):
     """The cells of all layers, one byte per cell, in base64. A cell without a value is 255.
 
-    For a statistic that is a number, level l means that a share l / 254 of all memories has a lower value; interpolate
-    in `quantiles`, which are equally spaced, to get the value. For a category, the level is an index into `kinds`.
+    If the statistic is a number, level l means that a share l / 254 of all memories has a lower value. To get the
+    value, interpolate in `quantiles`, which are equally spaced. For a category, the level is an index into `kinds`.
     `memories` holds the index of the memory that each cell shows (four bytes per cell, little endian), or null if cell
     i shows memory i.
     """

@@ -2,7 +2,7 @@
 
     index.html, search.html, memory.html, collections.html, circuit.html,
     report.html pages made from the workbench's templates; circuit.html only if there are saved circuits
-    static/     styles and scripts; site.js answers in place of the server
+    static/     styles and scripts; site.js replaces the server
     data/       pages/ (the page of every memory), lines/ (every memory as a search result), triggers/, values/ and
                 patterns/ (memories by word, token or pattern), statistics, maps and charts
 
@@ -182,7 +182,7 @@ def make_site(
 
 
 def _pack(folder: Path, archive: Path) -> None:
-    """Write the files of a site to an archive, the mark of memlens first. Equal sites give equal bytes."""
+    """Write the files of a site to an archive whose first file names memlens. Equal sites give equal bytes."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     with ZipFile(archive, "w", ZIP_DEFLATED) as packed:
         packed.writestr(ZipInfo(FOLDER_MARK), "memlens made this archive.\n")

@@ -194,7 +194,7 @@ async def read_nearest(
 
 @router.get("/api/memories/{name}/wires", responses=LIVE_PROBLEMS)
 async def read_wires(request: Request, bench: Bench, name: Name, limit: Limit = 8) -> dict[str, Any]:
-    """List what the memory's key reads and which memories read its value, from weights alone. Needs the model."""
+    """List possible connections to tokens and other memories, computed from weights alone. Needs the model."""
     memory = bench.index.check(name)
 
     def find(model: MemoryModel) -> dict[str, Any]:

@@ -228,7 +228,7 @@ onRequest("effect", ({ falls, rises, note }) => {
   return [titled("Falls", table(falls)), titled("Rises", table(rises)), html("p", { className: "quiet", textContent: note })];
 });
 
-// Wires: tokens and earlier memories that the key reads, and later memories that read the value
+// Wires: tokens and earlier memories that the key responds to, and later memories that respond to the value
 onRequest("wires", ({ tokens, reads, feeds }) => {
   const row = (one) => {
     const label = one.memory ? linkTo(one.memory) : tokenOf(one);
