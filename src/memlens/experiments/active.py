@@ -1,7 +1,7 @@
 """Active memories (Figure 7): the share of a layer's memories with m > 0 on a prefix.
 
-Coefficients of GELU, SiLU and gated blocks are rarely 0, and m > 0 is only their sign. The table therefore also has the
-effective number of memories: (sum a)^2 / sum a^2 with a_i = |m_i| ||v_i||.
+In GELU, SiLU and gated blocks, coefficients are rarely exactly 0, so m > 0 tells only their sign. The table therefore
+also has the effective number of memories: (sum a)^2 / sum a^2 with a_i = |m_i| ||v_i||.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,8 +21,8 @@ SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 memories:int64",
     "q1 median q3 low high",  # quartiles of the share of memories with m > 0; interval of its median
     "effective_q1 effective_median effective_q3",  # quartiles of the effective number of memories
-    *ex.kind_columns("median", "low", "high"),  # by kind, in a mixture: share of the memories that a prefix reaches
-    "drop drop_low drop_high",  # mean share of the middle third minus that of the lower third; equal in all rows
+    *ex.kind_columns("median", "low", "high"),  # per kind of memory: share of those that a prefix reaches
+    "drop drop_low drop_high",  # mean share in the middle third of layers minus the lower third; equal in all rows
 )
 
 
@@ -49,7 +49,10 @@ def compute(tables: "PrefixTables", seed: int) -> list[ex.Row]:
 
 
 def _drop(shares: Mapping[int, NDArray[np.float64]], layers: int, seed: int) -> ex.Row:
-    """Return the mean share of the middle third minus that of the lower third without layer 0, paired over prefixes."""
+    """Return the mean share in the middle third of the layers minus that in the lower third, paired over prefixes.
+
+    Layer 0 is left out.
+    """
     thirds = [[share for layer, share in shares.items() if layer and ex.third(layer, layers) == which]
               for which in ("middle", "lower")]  # fmt: skip
     if not all(thirds):
@@ -73,7 +76,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def only_for_relu(judge: Callable[[ex.Evidence], ex.Judgement]) -> Callable[[ex.Evidence], ex.Judgement]:
-    """Make a claim not applicable to models whose inactive memories have coefficients other than 0."""
+    """Wrap `judge` so that the claim is not applicable to models whose inactive memories have nonzero coefficients."""
 
     def judged(evidence: ex.Evidence) -> ex.Judgement:
         return judge(evidence) if evidence.rests_at_zero else _NOT_RELU
@@ -119,7 +122,10 @@ def active_drops_toward_the_middle(evidence: ex.Evidence) -> ex.Judgement:
 
 
 def _middle_less_lower(evidence: ex.Evidence) -> Estimate | None:
-    """Return the middle third minus the lower third. The paper's rows lack it, so it is computed from their medians."""
+    """Return the share in the middle third of the layers minus that in the lower third.
+
+    The paper's rows lack this difference, so it is computed from their medians.
+    """
     rows = ex.known_rows(evidence.rows, ("median",), "prefixes")
 
     def of_medians() -> Estimate | None:

@@ -21,10 +21,10 @@ from memlens.text import percent
 BASELINES = {"shuffled": "this model, shuffled targets", "baseline": "a random token"}  # column -> label in charts
 _COLUMNS = ("memory", "max_p", "argmax", "target", "target_rank", "shuffled_rank")
 SCHEMA = ex.schema(
-    "layer:int32 memories:int64 agree:int64",  # number of memories with a target, and of those that agree
+    "layer:int32 memories:int64 agree:int64",  # number of memories with a target; how many of them agree
     "rate low high baseline shuffled",
-    "no_trigger:int64 no_next:int64",  # numbers of excluded memories
-    *ex.kind_columns("memories:int64", "agree:int64", "rate", "low", "high"),  # by kind, in a mixture
+    "no_trigger:int64 no_next:int64",  # excluded memories: without a trigger, without a next token
+    *ex.kind_columns("memories:int64", "agree:int64", "rate", "low", "high"),  # per kind of memory, in a mixture
 )
 
 
@@ -43,7 +43,7 @@ class Targets:
 
     @property
     def agrees(self) -> NDArray[np.bool_]:
-        """Whether the value's top token is the target. [n]"""
+        """Whether the target of each memory is its value's top token. [n]"""
         agrees: NDArray[np.bool_] = self.argmax == self.target
         return agrees
 
@@ -72,7 +72,7 @@ def read_targets(
 def compute(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """Return one row per layer, computed from `sample` memories of the layer or from all."""
+    """Return one row per layer, computed from `sample` random memories of the layer or, if it is None, from all."""
     rows = []
     for layer in ex.layers_of(index, "agreement", progress):
         random = generator(seed, "agreement", layer)

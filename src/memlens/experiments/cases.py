@@ -1,4 +1,4 @@
-"""Cases (Figure 11): whether the top token of a layer's output is that of the residual, the block, both or neither."""
+"""Cases (Figure 11): whether a layer's output has the top token of the residual, the block, both or neither."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,7 +17,8 @@ CASES = ("residual", "agreement", "composition", "ffn", "reversal")
 HUES = {"residual": "c1", "composition": "c2", "agreement": "c3", "ffn": "c4", "reversal": "c5"}
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 residual:int64 ffn:int64 agreement:int64 composition:int64 reversal:int64",
-    # equal in all rows, without layer 0: share of outputs with the token of r; share of compositions among changes
+    # equal in all rows, without layer 0: share of outputs whose top token is that of r; share of compositions among the
+    # other outputs
     "kept kept_low kept_high compromises compromises_low compromises_high",
 )
 
@@ -98,7 +99,7 @@ def _with_first(
 
 
 def _share(rows: list[ex.Row], name: str, parts: Sequence[str], wholes: Sequence[str]) -> Estimate | None:
-    """Return the share from layer 1 on. For the paper's rows, it is computed from counts."""
+    """Return a share over all layers except layer 0. For the paper's rows, it is computed from counts."""
     rows = [row for row in ex.known_rows(rows, (), "prefixes") if row["layer"]]
     part, whole = (sum(row[case] for row in rows for case in cases) for cases in (parts, wholes))
     return ex.prefix_estimate(rows, name, lambda: Estimate(part / whole, *wilson(part, whole)) if whole else None)

@@ -101,7 +101,7 @@ def grouped_curves(rows: list[Row], group: str, names: Sequence[str], title: str
 
 
 def stacked(rows: list[Row], group: str, hues: Mapping[str, str], title: str, layers: int) -> Any:
-    """Draw one stacked bar per layer from shares that sum to one. Rows have `from` and `to`."""
+    """Draw one stacked bar per layer from shares that sum to one. The rows give the segments, `from` and `to`."""
     scale = alt.Scale(domain=list(hues), range=[colour(hue) for hue in hues.values()])
     legend = alt.Legend(columns=3, symbolType="square")
     y = alt.Y("from:Q", title=None, scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%", tickCount=5))
@@ -114,7 +114,7 @@ def stacked(rows: list[Row], group: str, hues: Mapping[str, str], title: str, la
 
 
 def bars(rows: list[Row], title: str, form: str, layers: int) -> Any:
-    """Draw one bar per layer. Rows have `value`."""
+    """Draw one bar per layer. The column `value` holds the heights."""
     shown = [("layer", ","), ("value", form), ("dead", ","), ("memories", ",")]
     return _rectangles([{**row, "zero": 0} for row in rows], title, layers).encode(
         y=_y("value", form, None), y2="zero:Q", color=alt.value(colour("yours")), tooltip=_tooltip(shown, rows)
@@ -157,7 +157,7 @@ def _whose(rows: Sequence[Row]) -> tuple[alt.Color, alt.Shape]:
 def _dash(legend: alt.Legend | None) -> Any:
     """Return dashes for the paper's lines.
 
-    Without a legend, return a condition, because Vega would merge a scale with the legends of other channels.
+    If `legend` is None, this is a condition, because Vega would merge a scale with the legends of other channels.
     """
     if legend is not None:
         return alt.StrokeDash("whose:N", scale=_DASHES, legend=legend)
@@ -165,7 +165,7 @@ def _dash(legend: alt.Legend | None) -> Any:
 
 
 def _baselines(rows: Sequence[Row], x: alt.X) -> Any:
-    """Draw thin gray lines with different dashes. Rows have `baseline` and `value`."""
+    """Draw one thin gray line per baseline, with different dashes. Each row has `baseline` (its name) and `value`."""
     names = list(dict.fromkeys(row["baseline"] for row in rows))
     dashes = alt.StrokeDash(
         "baseline:N",
@@ -180,7 +180,7 @@ def _baselines(rows: Sequence[Row], x: alt.X) -> Any:
 
 
 def _legend_columns(names: Sequence[str]) -> dict[str, int]:
-    """Return options that put long names below each other, because a wide legend is cut off on a phone."""
+    """Return legend options that put long names below each other, because a wide legend is cut off on a phone."""
     return {"columns": 1} if sum(map(len, names)) > 40 else {}
 
 
@@ -236,7 +236,7 @@ def beside_paper(
 ) -> list[Row]:
     """Return the rows of this model and of the paper with a shared depth axis, with the columns in `keep`.
 
-    If a column is named, it becomes `value`.
+    If `column` is given, that column is renamed to `value`.
     """
     names = ("whose", "depth", "layer", *(["value"] if column else []), *keep)
     both = [{"whose": YOURS, **row} for row in with_depth(yours, model.layers)]

@@ -3,9 +3,9 @@
 A prefix counts as `zero` if top(y) differs from the top token of every value of the layer, and as `zero_active` if it
 differs from the top token of every value whose memory is active (m > 0). y is read in the same way as values.
 
-A memory agrees on the other prefixes. The table has the share of these prefixes whose target is a stop word, the share
-that is shorter than 5 tokens, and both shares among all prefixes. Prefixes at the end of a sentence have no target and
-are excluded from the shares of stop words.
+On all other prefixes, a memory agrees: the top token of its value is top(y). The table has the share of these prefixes
+whose target is a stop word, the share that is shorter than 5 tokens, and both shares among all prefixes. Prefixes at
+the end of a sentence have no target and are excluded from the shares of stop words.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,8 @@ SCHEMA = ex.schema(
     "stop_words short",  # shares of stop words and short prefixes where a memory agrees; null if there are none
     "stop_words_all short_all",  # shares of stop words and short prefixes among all prefixes
     "without_target:int64",  # number of prefixes without a target
-    # over all layers, equal in all rows: share where a memory agrees, and that share minus the share of all prefixes
+    # over all layers, equal in all rows: share of stop words among prefixes where a memory agrees; this share minus the
+    # share among all prefixes
     "stop_words_pooled stop_words_excess stop_words_excess_low stop_words_excess_high",
     "short_pooled short_excess short_excess_low short_excess_high",
 )
@@ -76,7 +77,7 @@ def _excess(name: str, holds: NDArray[np.bool_], times: NDArray[np.float64], see
     if not whole:
         return {f"{name}_pooled": None} | ex.estimate_columns(f"{name}_excess", None)
     share, base = float((holds * times).sum()) / whole, float(holds.mean())
-    # the influence of each prefix on the difference, so that the difference is a mean over prefixes
+    # the influence of each prefix on the difference: as their mean, the difference gets the interval of a mean
     moves = share - base + (holds - share) * times * (len(times) / whole) - (holds - base)
     excess = mean_estimate(moves, generator(seed, f"composition {name}"))
     return {f"{name}_pooled": share} | ex.estimate_columns(f"{name}_excess", excess)
@@ -136,7 +137,7 @@ def _judge_excess(name: str, what: str) -> Callable[[ex.Evidence], ex.Judgement]
             return ex.NOT_MEASURED
         share = rows[0][f"{name}_pooled"]
         base = share - excess.value
-        theirs = published - base  # the paper states no base rate
+        theirs = published - base  # the paper states no base rate, so this model's is used
         if theirs <= 0:
             verdict = ex.UNCLEAR
             where = f"cannot be compared, because the base rate of {percent(base)} exceeds the published share"

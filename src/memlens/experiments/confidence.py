@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import PrefixTables
 
 SCHEMA = ex.schema(
-    "layer:int32 prefixes:int64 q1 median q3 low high median_rank",  # interval of the median
+    "layer:int32 prefixes:int64 q1 median q3 low high median_rank",  # low, high: interval of the median
     "trend trend_low trend_high",  # slope of the probability over relative depth from layer 1 on; equal in all rows
 )
 

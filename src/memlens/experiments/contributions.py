@@ -1,11 +1,11 @@
-"""Contributions (beyond the paper): what blocks, attention and single memories add to the final token's logit.
+"""Contributions (beyond the paper): what blocks, attention and individual memories add to the final token's logit.
 
 A constant added to all logits does not change probabilities, so contributions refer to the final token's logit minus
 the mean of all logits. This difference is the sum of the embedding, the feed-forward and attention blocks of all layers
 and a constant (biases after the last layer). A share is the sum of a part over prefixes divided by the sum of the
-whole. Shares sum to 1 and may be negative. top1, top10 and top100 are the contributions of the strongest memories,
-which other memories partly cancel. `ffn_logit` and `attention_logit` are contributions to the logit itself. See
-models.decompose for the algebra.
+whole. Shares sum to 1 and may be negative. `top1`, `top10` and `top100` are the summed contributions of the 1, 10 and
+100 strongest memories, which other memories partly cancel. `ffn_logit` and `attention_logit` are contributions to the
+logit itself. See models.decompose for the algebra.
 """
 
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ SCHEMA = ex.schema(
     *(f"{name}_share" for name in _PARTS),
     "embedding_share constant_share above_mean",  # equal in all rows; above_mean is the denominator of shares
     "ffn_logit attention_logit embedding_logit constant_logit logit",
-    *ex.kind_columns("given", "low", "high"),  # by kind, in a mixture: contribution without biases
+    *ex.kind_columns("given", "low", "high"),  # per kind of memory, in a mixture: contribution without biases
 )
 
 

@@ -79,7 +79,7 @@ class EditedPrefixes:
         return by_layer
 
     def _hosts(self) -> NDArray[np.int64]:
-        """Return, for each prefix, the longest prefix that begins with it, which may be itself."""
+        """Return, for each prefix, the id of the longest prefix that begins with it (possibly its own id)."""
         hosts = np.arange(len(self))
         ordered = sorted(self._ids)
         for tokens, longer in zip(ordered[-2::-1], ordered[:0:-1], strict=True):
@@ -136,7 +136,7 @@ def run_edited(model: MemoryModel, batch: EditedBatch, threads: int) -> dict[int
 
 
 class _Places:
-    """The batch in which each prefix runs, and its row and last position in this batch."""
+    """Where each prefix runs: its batch, and its row and last position in this batch."""
 
     def __init__(
         self, batches: Sequence[Batch], hosts: NDArray[np.int64], lengths: NDArray[np.int64], bos: int | None
@@ -149,7 +149,7 @@ class _Places:
         self.last = lengths - (1 if bos is None else 0)
 
     def by_batch(self, prefixes: NDArray[np.int64], batches: int) -> list[NDArray[Any]]:
-        """Return, for each batch, the indexes of those of the given prefixes that run in it."""
+        """Return, for each batch, the indexes into `prefixes` of the prefixes that run in this batch."""
         order = np.argsort(self.batch[prefixes], kind="stable")
         edges = np.searchsorted(self.batch[prefixes][order], np.arange(batches + 1))
         return [order[edges[number] : edges[number + 1]] for number in range(batches)]

@@ -8,7 +8,7 @@ The file has three parts: claims and verdicts, the Experiment object, and helper
 
 A claim has a direction and a size. The direction is judged by whether the interval of a difference excludes 0. The size
 is shown next to the published size. A trend over layers is judged by its slope over relative depth. The upper third of
-the layers is also compared with the others, because a straight line would hide a reversal. Layer 0 is left out of
+the layers is also compared with the other layers, as the slope of a line would hide a reversal. Layer 0 is left out of
 trends and shown separately. Claims about every layer use intervals that hold for all layers at once. A share that the
 paper states is judged by equivalence with a margin.
 """
@@ -41,7 +41,7 @@ UNTESTED = (NOT_APPLICABLE, NOT_JUDGED)  # verdicts on claims that were not test
 VERDICTS = (APPEARS, PARTLY, SAME, ABSENT, UNCLEAR, UNCOMPARED, *UNTESTED)
 SHUFFLED = "shuffled"  # name of the table with the claims in shuffled networks
 THIRDS = ("lower", "middle", "upper")  # thirds of the layers by depth
-FEWEST = 6  # minimum number of observations; a median of fewer has no 95% interval
+FEWEST = 6  # minimum number of observations: the median of five or fewer has no 95% interval
 _SMALL = 0.1  # a size below this share of the published size counts as small
 
 
@@ -88,8 +88,8 @@ class Evidence:
     def trend(self, column: str, low: str = "low", high: str = "high") -> "Trend | None":
         """Return the trend of a number over depth without layer 0.
 
-        Returns None if the measured layers span half of the depth or less. If the rows contain a slope, which is paired
-        over the same prefixes, it is used. Otherwise, the slope is fitted to the layers as independent observations.
+        Returns None if the measured layers span half of the depth or less. If the rows contain a slope, it is used,
+        because it is paired over prefixes. Otherwise, a slope is fitted to the layers as independent observations.
         """
         by_layer = {
             row["layer"]: estimate
@@ -120,7 +120,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Trend:
-    """The slope of a number over relative depth, and its last value minus its first value after layer 0.
+    """The slope of a number over relative depth, and its value in the last layer minus that in the first (not layer 0).
 
     `rise` is the mean of the upper third of the layers minus the mean of the other layers, or None if either group is
     empty.
@@ -144,7 +144,7 @@ class Judgement:
     reason: str = ""  # reason in full sentences
     measure: Estimate | None = None  # the judged number, which is also compared with shuffled networks
     shuffled: str = ""  # the same number in shuffled networks, as text; empty if it was not measured
-    shuffled_value: float | None = None  # the same as a number, the mean over networks
+    shuffled_value: float | None = None  # the number in shuffled networks, averaged over networks
 
     def and_also(self, words: str) -> "Judgement":
         """Return this judgement with more text at the end of its reason."""
@@ -213,8 +213,9 @@ class JudgedClaim:
 def compare_with_shuffled(claim: Claim, judged: Judgement, rows: Sequence[Row]) -> Judgement:
     """Compare a claim with shuffled networks. `rows` are the rows of the table SHUFFLED for this claim.
 
-    A claim that satisfies its rule appears only if its number exceeds that of the shuffled networks. If it does not,
-    and the trained network shows no difference from 0 on the text of the comparison, this text is too short to tell.
+    A claim that satisfies its rule appears only if its number exceeds that of the shuffled networks. If it does not
+    exceed theirs, and the trained network shows no difference from 0 on the compared text, the text is too short to
+    tell.
     """
     estimates = [estimate for row in rows if (estimate := estimate_of(row, "value"))]
     trained = estimate_of(rows[0], "trained", "trained_low", "trained_high") if rows else None
@@ -238,10 +239,11 @@ def compare_with_shuffled(claim: Claim, judged: Judgement, rows: Sequence[Row]) 
 
 
 def join_networks(estimates: Sequence[Estimate]) -> Estimate:
-    """Return the mean over networks, with two bounds that one more network exceeds in 5% of cases each.
+    """Return the mean over networks, with prediction bounds for one more network.
 
-    The variation between networks is the variance of their numbers minus the part that the errors of the estimates
-    explain. The error of the mean is added. The error of the additional network is not included.
+    One more network lies below the lower bound in 5% of cases, and above the upper bound in 5%. The variation between
+    networks is the variance of their numbers minus the part that the errors of the estimates explain. The bounds
+    include the error of the mean, but not the error of the additional network.
     """
     count = len(estimates)
     values = np.array([estimate.value for estimate in estimates])
@@ -257,7 +259,7 @@ def join_networks(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def exceeds(claim: Claim, trained: Estimate, shuffled: Estimate) -> Estimate:
-    """Return how far the trained network exceeds the shuffled ones in the direction of the claim.
+    """Return how far the trained network exceeds the shuffled networks in the direction of the claim.
 
     For a claim that states a share, return how much closer the trained network is to this share.
     """
@@ -307,15 +309,15 @@ def judge_trend(
 ) -> Judgement:
     """Judge a slope against the published one.
 
-    The last layer minus the first is shown with its interval, and the interval of the slope per layer, because a slope
-    over the whole depth may exceed the range of a share.
+    The judgement shows the number in the last layer minus that in the first, and the slope per layer, because a slope
+    over the whole depth may exceed the range of a share. Both have intervals.
 
     Args:
         yours: The measured trend.
         theirs: The trend of the paper's numbers.
         sign: The published direction, 1 or -1.
         first: Text that describes layer 0.
-        step: Whether an additional condition holds, and its description. Without it, a claim appears only in part.
+        step: Whether an additional condition holds, and its description. If it fails, the claim appears only in part.
     """
     if yours is None or theirs is None:
         return NOT_MEASURED
@@ -421,7 +423,7 @@ KEYS, LAYERS = "What memories hold", "How memories add up"  # titles of the two 
 SAMPLE = 4000  # default number of prefixes
 PAPER_LAYERS, PAPER_MEMORIES = 16, 4096
 BEND = depth(9, PAPER_LAYERS)  # relative depth of layer 9, from which the paper's curve of predictions is steeper
-PAPER_HEAD = 20_000  # size of the head of the paper's adaptive softmax, which contains all targets of flat values
+PAPER_HEAD = 20_000  # tokens in the head of the paper's adaptive softmax; targets of flat values are all in it
 QUARTILES = ("q1", "median", "q3")
 
 
@@ -458,7 +460,7 @@ class ResultTable:
     question: str
     lead: str  # tells readers what to look for
     how: str  # explains how the numbers are computed
-    figure: str = ""  # figure of the paper, if it differs from the experiment's
+    figure: str = ""  # figure in the paper; by default, that of the experiment
     draw: Callable[[list[Row], ModelShape], list[Panel]] | None = None
     published: Callable[[], list[Row]] = list  # returns the numbers of the paper in the same form
     command: str = ""  # command that makes the table, if it is not `memlens experiment`
@@ -467,7 +469,11 @@ class ResultTable:
     note: Callable[[Index, list[Row]], tuple[str, str] | None] | None = None  # returns a label and a sentence
 
     def read(self, index: Index) -> pa.Table | None:
-        """Return this table of an index, or None if it was not computed. Raises IndexFolderError as `read_table`."""
+        """Return this table of an index, or None if it was not computed.
+
+        Raises:
+            IndexFolderError: The table is damaged or does not fit the index (see `read_table`).
+        """
         return read_table(index, f"{FOLDER}/{self.name}", self.schema)
 
 
@@ -489,7 +495,7 @@ def read_table(index: Index, name: str, schema: pa.Schema) -> pa.Table | None:
 
 
 def _find_problem(table: pa.Table, schema: pa.Schema, index: Index) -> str:
-    """Describe a column that is missing, or a layer or memory that does not exist. Returns "" without a problem."""
+    """Describe a column that is missing, or a layer or memory that does not exist. Returns "" if all is well."""
     for column in schema:
         if column.name not in table.column_names or table.schema.field(column.name).type != column.type:
             return f"it has no column '{column.name}' of type {column.type}"
@@ -573,7 +579,7 @@ class Experiment:
     last_layer: bool = False  # True if the model's last layer must have been scanned
     people: str = ""  # kind of annotations that the experiment reads (see annotations/records.py)
     claims: tuple[Claim, ...] = ()
-    picture: Picture | None = None  # one of `picture` and `terminal` is given
+    picture: Picture | None = None  # an experiment has either `picture` or `terminal`
     # called with the index, the rows by table, the width of the terminal and a description of the
     # prefixes; returns a line about the sample and a list of renderables for rich
     terminal: Callable[[Index, Rows, int, str], tuple[str, list[Any]]] | None = None
@@ -589,7 +595,7 @@ class Experiment:
         return LAYERS if self.on_prefixes else KEYS
 
     def figure_of(self, table: ResultTable) -> str:
-        """Return the figure or table of the paper, or "" for an experiment that is not in the paper."""
+        """Return the paper's figure or table that `table` repeats, or "" if the experiment is not in the paper."""
         return table.figure or (self.figure if self.figure.startswith(("Figure", "Section")) else "")
 
     @property
@@ -658,7 +664,10 @@ class Experiment:
 
 
 def schema(*groups: str) -> pa.Schema:
-    """Return a schema from columns as `name:type`, where [type] is a list. A column without a type is float64."""
+    """Return a schema from column names separated by spaces.
+
+    `name:type` gives a type, and `name:[type]` is a list. A column without a type is float64.
+    """
 
     def column(text: str) -> tuple[str, pa.DataType]:
         name, _, kind = text.partition(":")
@@ -757,7 +766,7 @@ def prefix_estimate(
 def known_rows(rows: list[Row], columns: Sequence[str], observed: str) -> list[Row]:
     """Return the rows that have these columns and at least FEWEST observations.
 
-    `observed` is the column with the number of observations. The paper's rows lack it and are always returned.
+    `observed` is the column with the number of observations. The paper's rows lack this column and are always returned.
     """
     enough = [row for row in rows if row.get(observed) is None or row[observed] >= FEWEST]
     return [row for row in enough if all(row[column] is not None for column in columns)]
@@ -767,8 +776,8 @@ def rule_of_enough(observed: str) -> str:
     return f" Layers with fewer than {FEWEST} {observed} are excluded."
 
 
-# Kinds of memories: dense, shared or routed. The numbers of a layer describe all its memories. Columns such as
-# `routed_rate` describe one kind. They are empty for a model without a router.
+# The kind of a memory is dense, shared or routed. Most columns describe all memories of a layer. Columns such as
+# `routed_rate` describe only the memories of one kind, and they are empty for a model without a router.
 
 
 def kind_columns(*names: str) -> Iterator[str]:
@@ -790,7 +799,7 @@ def kind_spans(names: MemoryNames, layer: int) -> dict[str, range]:
 
 
 def of_kind(kind: str, columns: Mapping[str, object]) -> Row:
-    """Return the columns with the kind as prefix of their names."""
+    """Return the columns under new names that start with the kind, as in `routed_rate`."""
     return {f"{kind}_{name}": value for name, value in columns.items()}
 
 

@@ -1,10 +1,11 @@
 """Last layer (Section 5.2): 100 random prefixes for which the last layer is a composition, to be judged by people.
 
-A row has the prefix, the top token before and after the last layer, and the memories with the largest effect on the
-change: m_i times (score of the new token - score of the old token) by its value, at the scale of the final norm for the
-layer's output. The columns `memories` and `pushes` hold these memories and their effects. The cosine of the output
-embeddings of the two tokens is a hint. The tokens count as related if it exceeds `bar`, the 95% quantile of the cosines
-of unrelated tokens (the old token of one change and the new token of another). The table also counts people's verdicts.
+A row has the prefix, the top token before and after the last layer, and the memories with the largest effect on this
+change (columns `memories` and `pushes`). The effect of memory i is m_i times (score of the new token in its value -
+score of the old token), at the scale of the final norm for the layer's output. `cosine` compares the output embeddings
+of the two tokens, as a hint for people. The tokens count as related if the cosine exceeds `bar`, the 95% quantile of
+the cosines of unrelated tokens (the old token of one change and the new token of another). The table also counts
+people's verdicts.
 """
 
 from collections import Counter
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 EXAMPLES = 100
 _RELATED = 0.95  # quantile of the cosines of unrelated tokens
 _SHOWN = 5  # number of examples in the terminal
-_TEXT_TAKEN, _VERDICTS_TAKEN = 55, 24  # widths of the other terminal columns, without and for verdicts
+_TEXT_TAKEN, _VERDICTS_TAKEN = 55, 24  # terminal width of the columns beside the text; of those with verdicts
 SCHEMA = ex.schema(
     "layer:int32 prefix:int32 sentence:int64 position:int32 text:string",  # prefix: row of experiments/prefixes
     "residual:int32 residual_text:string output:int32 output_text:string",  # top tokens before and after the layer
@@ -113,7 +114,7 @@ def summarize_verdicts(rows: Sequence[Mapping[str, Any]]) -> VerdictSummary | No
 
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
-    """Plot a histogram of the cosine of the two words."""
+    """Plot a histogram of the cosines between the top tokens before and after the last layer."""
     import altair as alt
 
     from memlens.experiments import charts
@@ -130,7 +131,7 @@ def verdict_note(index: Index, rows: list[ex.Row]) -> tuple[str, str] | None:
 
 
 def print_changes(index: Index, tables: ex.Rows, width: int, origin: str) -> tuple[str, list[Any]]:
-    """Print the cosines of the words, people's verdicts, and the first few changes."""
+    """Return a line about the sample, and for the terminal the cosines, people's verdicts and the first few changes."""
     from rich.text import Text
 
     rows = tables["last-layer"]

@@ -63,7 +63,7 @@ def compute(
     progress: Progress = no_progress,
     pool: Pool | None = None,
 ) -> list[ex.Row]:
-    """Return three rows per layer, computed from `sample` memories of the layer or from all with triggers."""
+    """Return one row per layer and edit, computed from `sample` memories of the layer or from all with triggers."""
     import torch
 
     edited, batch_tokens = EditedPrefixes(), index.manifest.settings.batch_tokens
@@ -122,7 +122,7 @@ def _edit_triggers(
 
 
 def random_positions(lengths: NDArray[Any], random: np.random.Generator) -> list[int]:
-    """Return the position of the token to remove, for each prefix."""
+    """Return the position of a random token to remove from each prefix."""
     places: list[int] = random.integers(0, lengths).tolist()
     return places
 
@@ -188,7 +188,7 @@ def last_token_matters_most(evidence: ex.Evidence) -> ex.Judgement:
 
 
 def _leads(rows: list[ex.Row]) -> dict[int, Estimate]:
-    """Return, by layer, how much more the last token matters than the first and than a random one (the minimum)."""
+    """Return, by layer, how much more the last token matters than the first and a random token (the smaller lead)."""
     layers: dict[int, dict[str, ex.Row]] = {}
     for row in ex.known_rows(rows, ("change",), "memories"):
         layers.setdefault(row["layer"], {})[row["edit"]] = row
@@ -201,7 +201,10 @@ def _leads(rows: list[ex.Row]) -> dict[int, Estimate]:
 
 
 def _beside(edits: dict[str, ex.Row], edit: str) -> Estimate | None:
-    """Return how much more the edit "last" lowers coefficients than another edit. The paper reports only means."""
+    """Return how much more removing the last token lowers coefficients than `edit`.
+
+    The paper reports only means, so its difference has no interval.
+    """
     if not edits.keys() >= {edit, "last"}:
         return None
     lead = edits[edit]["change"] - edits["last"]["change"]

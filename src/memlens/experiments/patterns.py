@@ -3,9 +3,9 @@
 A trigger prefix is shallow, semantic, both or not covered, depending on the patterns that it has. Automatic patterns
 are counted for all memories or for a sample. People's patterns are counted for the memories that they labeled,
 separately for each person who has finished labeling. Intervals are over memories, because the prefixes of one memory
-are not independent. If the share is equal for all memories, the interval is Wilson's, with memories as observations.
+are not independent. If all memories have the same share, the interval is Wilson's, with memories as observations.
 
-The semantic prefixes of automatic patterns are divided in two parts. Subjects `beyond` the last word come from topics,
+The semantic prefixes of automatic patterns consist of two parts. Subjects `beyond` the last word come from topics,
 which are tested against prefixes with the same last tokens. Subjects `implied` by the last word come from a class or
 list of words that names a subject, such as months. Classes of function words count as wording. `paper_kinds` counts
 only the kinds of patterns that the paper's annotators used: recurring words and subjects, but not forms of words,
@@ -29,7 +29,7 @@ from memlens.stats import Estimate, draw as draw_sample, generator, ratio_estima
 from memlens.text import cut_right, percent, plain_table, visible
 
 KINDS = ("shallow", "semantic", "both", "not_covered")
-SHALLOW, IMPLIED, BEYOND = "shallow", "implied", "beyond"  # bands: a pattern belongs to one of them
+SHALLOW, IMPLIED, BEYOND = "shallow", "implied", "beyond"  # bands: each pattern belongs to one band
 HUES = {"shallow": "c1", "both": "c3", "semantic": "c2", "not_covered": "c5"}
 BANDS = {"shallow": "c1", "both": "c3", "implied by the last word": "c4", "beyond the last word": "c2"} | {
     "not_covered": "c5"
@@ -41,7 +41,7 @@ GRAMMAR = frozenset(
         "a form of have", "an article", "a demonstrative", "a preposition", "a conjunction", "a word of amount",
         "a word of frequency", "a word of degree", "a word of approximation", "a closing mark", "a mark",
     )
-)  # fmt: skip # names of word lists that have no subject
+)  # fmt: skip # names of word lists that name no subject
 READERS = (
     "People see subjects in almost any text. A reader who did not know which triggers were real named 75 to 80 "
     "subjects for real triggers, and 66 for triggers that had been swapped for prefixes with the same last tokens."
@@ -60,7 +60,7 @@ _COLUMNS = (
 )
 SCHEMA = ex.schema(
     *_COLUMNS,
-    "implied:int64 beyond:int64",  # parts of `semantic`
+    "implied:int64 beyond:int64",  # the two parts of the semantic prefixes
     *(f"{kind}_{edge}" for kind in (IMPLIED, BEYOND) for edge in ("low", "high")),
     "paper_kinds_memories:int64 paper_kinds:int64",  # memories and prefixes with a pattern of the paper's kinds
     "paper_kinds_low paper_kinds_high",  # interval of the share of these prefixes
@@ -75,13 +75,13 @@ class Listed(NamedTuple):
 
     band: str  # SHALLOW, IMPLIED or BEYOND
     ranks: Iterable[int]  # ranks of triggers with the pattern
-    is_of_paper: bool = True  # whether the paper's annotators used this kind
+    is_of_paper: bool = True  # whether the paper's annotators used this kind of pattern
 
 
 def compute(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """Return one row per layer on automatic patterns of `sample` memories, or of all memories with triggers."""
+    """Return one row per layer about the automatic patterns of `sample` memories or of all memories with triggers."""
     top = index.manifest.patterns.top if index.manifest.patterns else _TOP
     rows = []
     for layer in ex.layers_of(index, "patterns", progress):
@@ -113,7 +113,7 @@ def band_of(pattern: ex.Row) -> str:
         return SHALLOW if name in GRAMMAR else IMPLIED
     if kind != "class":
         return SHALLOW
-    # "ends with a month: may, june" or "ends with a word like barge, ferry"
+    # for example "ends with a month: may, june" or "ends with a word like barge, ferry"
     before, _, words = pattern["description"].rpartition(": ")
     if before:
         return SHALLOW if before.removeprefix("ends with ") in GRAMMAR else IMPLIED
@@ -148,7 +148,7 @@ def _average_scores(patterns: Sequence[ex.Row]) -> ex.Row:
 def compute_people(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """Return one row per layer on the patterns of each person who has finished labeling."""
+    """Return one row per layer and person about the patterns of each person who has finished labeling."""
     annotations = Annotations(index)
     labels = annotations.labels()
     top = annotations.sample.top if annotations.sample else _TOP
@@ -171,7 +171,7 @@ def compute_people(
 
 
 def _filled(index: Index, layer: int, top: int) -> dict[int, int]:
-    """Return the number of triggers of each memory of a layer that has triggers, up to `top`."""
+    """Return {memory: number of its triggers, at most `top`} for the memories of a layer that have triggers."""
     query = (
         """SELECT memory, count(*) AS n FROM {triggers} WHERE layer = $1 AND "end" = 'top' AND rank < $2 GROUP BY 1"""
     )
@@ -204,7 +204,7 @@ def _divide(memories: list[tuple[int, list[Listed]]], random: np.random.Generato
 def _count_prefixes(
     memories: list[tuple[int, list[Listed]]], names: Sequence[str], random: np.random.Generator
 ) -> ex.Row:
-    """Return the number of prefixes with each name, and the interval of their share, as columns."""
+    """Return the number of prefixes counted under each of `names`, and the interval of their share, as columns."""
     counts = [_count_of_memory(filled, listed) for filled, listed in memories]
     wholes = np.array([filled for filled, _ in memories], np.int64)
     row: ex.Row = {}
@@ -337,7 +337,7 @@ def false_discovery_rate(index: Index) -> str:
 
 
 def _trends(evidence: ex.Evidence, kind: str) -> list[ex.Trend | None]:
-    """Return the trend of the share of a kind in this model and in the paper's."""
+    """Return the trends of the share of prefixes of a kind: in this model, and in the paper's model."""
     both = (replace(source, rows=by_layer(source.rows)) for source in (evidence, evidence.theirs))
     return [source.trend(kind, f"{kind}_low", f"{kind}_high") for source in both]
 
@@ -349,7 +349,7 @@ def shallow_falls(evidence: ex.Evidence) -> ex.Judgement:
 
 
 def semantic_rises(evidence: ex.Evidence) -> ex.Judgement:
-    """Judge the direction by subjects beyond the last word, and the size by all semantic prefixes.
+    """Judge the direction on prefixes with a subject beyond the last word, and the size on all semantic prefixes.
 
     The paper's annotators did not separate these two groups.
     """

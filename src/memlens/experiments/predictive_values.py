@@ -2,15 +2,15 @@
 
 Table 2 has the values with the highest max p and their Precision@50: the share of a memory's top 50 triggers (or
 fewer, if the scan stored fewer) whose next token is the value's top token. Triggers at the end of a sentence are
-excluded, and memories without other triggers are not candidates. A value agrees if at least one trigger matches.
-`chance` is the probability of agreement if the triggers were followed by random tokens from among all next tokens of
+excluded, and so are memories that have only such triggers. A value agrees if at least one trigger matches.
+`chance` is the probability of agreement if the triggers were followed by tokens drawn at random from all next tokens of
 the layer: 1 - (1 - f)^n for n triggers and a share f of the value's top token among these tokens. A value is confident
-if its max p is at least twice that of a uniform distribution (`times_uniform`).
+if its max p is at least twice the probability of a token in a uniform distribution (`times_uniform`).
 
 Figure 6 has the agreement with the top-1 trigger in bins of max p. The bins have equal width on a logarithmic scale,
 because max p spans orders of magnitude in most models. If the index was made with a preset of the paper, the scale is
 linear as in the paper. The highest bins may hold few memories, so the claim is judged by `auroc`: how well max p
-separates memories that agree from others. For `auroc_shuffled`, a memory agrees if its value's top token is the target
+separates agreeing memories from the rest. For `auroc_shuffled`, a memory agrees if its value's top token is the target
 of the next memory of its layer.
 """
 
@@ -37,7 +37,7 @@ _CONFIDENT = 2  # minimum max p of a confident value, in multiples of a uniform 
 SCHEMA = ex.schema(
     "layer:int32 memory:int32 max_p:float32 times_uniform:float32 token:int32",  # token: the value's top token
     "precision agrees:bool",
-    "triggers:int64 no_next:int64",  # number of triggers with a next token, and of those without one
+    "triggers:int64 no_next:int64",  # number of triggers with a next token; number of triggers without one
     "chance precision_chance",  # expected agreement and precision by chance
 )
 BINS_SCHEMA = ex.schema(
@@ -53,7 +53,7 @@ def compute(
     table = pa.concat_tables(
         [_precisions(index, layer) for layer in ex.layers_of(index, "predictive-values", progress)]
     )
-    order = np.argsort(-table.column("max_p").to_numpy(), kind="stable")  # rows are ordered by layer and memory
+    order = np.argsort(-table.column("max_p").to_numpy(), kind="stable")  # ties stay in the order of layer and memory
     rows: list[ex.Row] = table.take(order if sample is None else order[:sample]).to_pylist()
     return rows
 
@@ -90,7 +90,10 @@ def _precisions(index: Index, layer: int) -> pa.Table:
 
 
 def _shares(next_tokens: NDArray[Any], argmax: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the share of each memory's top token among all next tokens [memories, triggers] of the layer."""
+    """Return how frequent the top token of each memory's value is among the layer's next tokens, as a share.
+
+    `next_tokens` is [memories, triggers].
+    """
     tokens = next_tokens[next_tokens >= 0].astype(np.int64)
     times = np.bincount(tokens, minlength=int(argmax.max(initial=-1)) + 1)
     shares: NDArray[np.float64] = times[argmax] / max(len(tokens), 1)
@@ -168,7 +171,7 @@ def draw_bins(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def print_values(index: Index, tables: ex.Rows, width: int, origin: str) -> tuple[str, list[Any]]:
-    """Print the values by layer, agreement by confidence, and the first few values."""
+    """Return a line about the sample, and the values by layer, the agreement by confidence and some examples."""
     from rich.table import Table
     from rich.text import Text
 
@@ -216,7 +219,7 @@ def confident_values_sit_high(evidence: ex.Evidence) -> ex.Judgement:
 
 
 def _if_confident(judged: ex.Judgement, rows: list[ex.Row]) -> ex.Judgement:
-    """Add the largest max p to the reason. The claim does not appear if even this value is nearly uniform."""
+    """Add the largest max p to the reason. If even this max p is nearly uniform, the claim does not appear."""
     most = max((row["times_uniform"] for row in rows if row.get("times_uniform") is not None), default=None)
     if most is None:
         return judged

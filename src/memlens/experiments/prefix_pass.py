@@ -105,7 +105,7 @@ def read_prefixes(
 ) -> PrefixTables:
     """Return the tables of the pass over a random sample. Run the pass if the index does not hold them.
 
-    `pool` maps over chunks of prefixes. None means this process. The bytes are the same on every pool.
+    `pool` runs the chunks of prefixes. If it is None, this process runs them. Every pool gives the same bytes.
     """
     index.path("values")  # raises an error that names the command to run if the table is missing
     settings = {
@@ -217,7 +217,7 @@ def run_pass(
     pool: Pool | None = None,
     values: ValueReading | None = None,
 ) -> tuple[Columns, dict[int, Columns]]:
-    """Run the pass. Returns columns with one entry per prefix, and the same by layer."""
+    """Run the pass. Returns the columns that describe prefixes, and {layer: columns}, all with one entry per prefix."""
     reader = PrefixReader(prefixes, dict(promoted), values)
     chunks = range(reader.chunks(model))
     results = (pool or SerialPool(model)).map(reader, chunks)
@@ -290,14 +290,14 @@ class PrefixReader:
     ) -> None:
         self.prefixes, self.promoted, self.values = prefixes, promoted, values
         self._layers: LayerReader | None = None  # created by the first call on each worker
-        self._last_pass: tuple[int, PositionStates] | None = None  # stored because the next chunk may need it, too
+        self._last_pass: tuple[int, PositionStates] | None = None  # the next chunk may also need this pass
 
     def chunks(self, model: MemoryModel) -> int:
         """Return the number of chunks."""
         return -(-len(self.prefixes) // chunk_rows(model))
 
     def __call__(self, model: MemoryModel, chunk: int) -> tuple[NDArray[np.int64], Columns, dict[int, Columns]]:
-        """Return the numbers of the chunk's prefixes, columns with one entry per prefix, and the same by layer."""
+        """Return the numbers of the chunk's prefixes, their columns, and {layer: their columns in this layer}."""
         with torch.inference_mode(), thread_pool() as threads:
             if self._layers is None:
                 self._layers = LayerReader(model, self.promoted, Unembedding(model.lens, self.values))
@@ -325,7 +325,7 @@ class PrefixReader:
 
 
 class Unembedding:
-    """Reads top tokens and probabilities from states [n, d] through a lens. y is read like the given values."""
+    """Reads top tokens and probabilities from states [n, d] through a lens, and y with the reading of the values."""
 
     def __init__(self, lens: Lens, values: ValueReading | None = None) -> None:
         self._lens = lens
@@ -410,7 +410,7 @@ class LayerReader:
     def read(
         self, positions: PositionStates, threads: ThreadPoolExecutor | None = None
     ) -> tuple[Columns, dict[int, Columns]]:
-        """Return columns with one entry per prefix, and columns by layer with one entry per prefix."""
+        """Return the columns that describe prefixes, and {layer: columns}, all with one entry per prefix."""
         final = self.unembedding.top(positions.o[self.last])
         tokens = self._tensor(final)
         logits = self.decomposition.logit_parts(positions, tokens)
@@ -442,7 +442,7 @@ class LayerReader:
         return whole, layers
 
     def _count_memories(self, layer: int, coefficients: Tensor, ffn: NDArray[np.int32]) -> Columns:
-        """Return columns on active and effective memories, and on whether the layer's top token is that of a value."""
+        """Return the numbers of active and effective memories, and whether top(y) is the top token of a value."""
         sizes = coefficients.abs() * self.norms[layer]
         total, length = to_float64(sizes.sum(1)), to_float64(torch.linalg.vector_norm(sizes, dim=1))
         effective = (total / length.clamp_min(torch.finfo(torch.float32).tiny)).square()  # 0 if all coefficients are 0
@@ -462,9 +462,9 @@ class LayerReader:
     def _add_contributions(self, layer: int, used: LayerUse, direction: Tensor) -> Columns:
         """Return columns with the summed contributions of memories to the final logit minus the mean of all logits.
 
-        The columns are for the 1, 10 and 100 largest contributions, of which negative ones count as 0, and, in a
-        mixture, for each kind of memory. For each kind, there is also the share with m > 0 of the memories that a
-        prefix reaches.
+        Three columns sum the 1, 10 and 100 largest contributions, where a negative contribution counts as 0. In a
+        mixture of experts, each kind of memory has two more columns: the sum of its contributions, and the share with
+        m > 0 among the memories that a prefix reaches.
         """
         added = self.decomposition.memories(layer, used, direction)  # [n, memories]
         most = min(TOP_MEMORIES[-1], added.shape[1])
@@ -517,7 +517,7 @@ class LayerReader:
 def _list_strongest_(
     listed: Columns, names: tuple[str, str], rows: NDArray[np.int64], added: Tensor, sign: int
 ) -> None:
-    """Fill two columns with the memories that have the largest contributions of one sign, and these contributions."""
+    """Fill two columns with the memories of the largest contributions of one sign, and with these contributions."""
     amounts, memories = (added * sign).topk(min(LISTED, added.shape[1]), dim=1)
     for row, amount, memory in zip(rows, amounts.tolist(), memories.tolist(), strict=True):
         pushes = [(i, sign * x) for i, x in zip(memory, amount, strict=True) if x > 0]

@@ -32,8 +32,8 @@ PREFIXES, LAYERS = f"{EXPERIMENTS}/prefixes", f"{EXPERIMENTS}/prefix-layers"  # 
 PREFIXES_SCHEMA = schema(
     "prefix:int32 sentence:int64 position:int32 text:string",  # position -1 is BOS alone
     "target:int32 stop_word:bool",  # the next token (null at the end of a sentence), and whether it is a stop word
-    "final_token:int32 logit logit_embedding logit_constant",  # top(o_L), its logit before soft-capping, two parts
-    "above_mean embedding constant",  # the logit minus the mean of all logits, and two parts of this difference
+    "final_token:int32 logit logit_embedding logit_constant",  # top(o_L); its logit before soft-capping; parts
+    "above_mean embedding constant",  # the logit minus the mean of all logits; two parts of this difference
 )
 LAYERS_SCHEMA = schema(
     "layer:int32 prefix:int32",
@@ -43,12 +43,13 @@ LAYERS_SCHEMA = schema(
     # whether top(y) is the top token of any value of the layer, and of any value with m > 0
     "promoted:bool promoted_active:bool",
     "ffn_logit attention_logit ffn_above attention_above",  # contributions to the final logit, and to logit minus mean
-    # by kind, in a mixture: share with m > 0 of the memories reached, and contribution to logit minus mean
+    # per kind of memory, in a mixture of experts: share with m > 0 of the memories that the prefix reaches, and
+    # contribution to logit minus mean
     *kind_columns("active", "given"),
     "top1 top10 top100",  # contributions of the strongest memories to logit minus mean
     "vetoes:[int32] veto_pushes:[float32]",  # for a composition: memories that lowered the logit of top(r) most
     "pushers:[int32] pushes:[float32]",  # in the last layer: memories that raised top(o) most relative to top(r)
-    # cosine of the output embeddings of top(r) and top(o), and of top(r) with top(o) of another change
+    # cosine of the output embeddings of top(r) and top(o); of top(r) and the top(o) of another change, as a baseline
     "cosine:float32 cosine_shuffled:float32",
 )
 
@@ -206,7 +207,7 @@ class _PrefixDraw:
         ids = np.repeat(sentences, lengths)
         positions = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         hashes = prefix_hashes(self.seed + _SALT, ids, positions.astype(np.int32))
-        if len(self.hashes) == self.count:  # most candidates of a long text have higher hashes, so drop them first
+        if len(self.hashes) == self.count:  # a full sample: first drop the many candidates with higher hashes
             below = np.flatnonzero(hashes <= self.hashes.max())
             hashes, ids, positions = hashes[below], ids[below], positions[below]
         hashes = np.concatenate([self.hashes, hashes])
@@ -244,7 +245,7 @@ def _names(corpus: CorpusSettings) -> str:
 
 
 def check_stop_words(words: str) -> None:
-    """Raise SettingError unless there is a list for this language or it is "frequent"."""
+    """Raise SettingError unless `words` is "frequent" or a language with a list of stop words."""
     if words != FREQUENT and words not in STOP_LISTS:
         raise SettingError(f"there is no list of stop words for '{words}'; use {', '.join(STOP_LISTS)} or {FREQUENT}")
 
@@ -253,7 +254,7 @@ def stop_targets(index: Index, prefixes: Prefixes, words: str = "en") -> list[bo
     """Return whether the target of each prefix is a stop word, or None at the end of a sentence.
 
     A token may be a piece of a word, so the whole word is compared with the list if the text is known. With "frequent",
-    the most frequent tokens of the scanned corpus count as stop words. Use it for languages without a list.
+    the most frequent tokens of the scanned corpus count as stop words, which serves languages without a list.
     """
     check_stop_words(words)
     targets = prefixes.targets.tolist()

@@ -1,10 +1,10 @@
-"""Promotion (beyond the paper): whether the tokens after a memory's triggers are at the top or bottom of its value.
+"""Promotion (beyond the paper): whether a memory's value gives the tokens after its triggers high or low scores.
 
 The standing of a token in a value is the share of other tokens with a lower score: 1 at the top and 0 at the bottom.
 Each row describes one memory: the mean standing of the tokens after its top 50 triggers, and how many of them are in
 the top and in the bottom tenth. The chance level is the mean standing of the tokens after the triggers of another
-memory. A memory promotes the next token if its tokens have a higher standing than that, and suppresses it if they have
-a lower one.
+memory. A memory promotes the next token if the tokens after its triggers have a higher standing than the chance level,
+and suppresses the next token if their standing is lower.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ TRIGGERS = 50
 _TENTH = 0.1
 SCHEMA = ex.schema(
     "layer:int32 memory:int32 triggers:int64",  # number of triggers with a next token
-    "standing shuffled",  # mean standing of its next tokens, and of those of the next sampled memory of the layer
+    "standing shuffled",  # mean standing of the memory's next tokens; mean standing of another memory's
     "top:int64 bottom:int64",  # number of next tokens in the top tenth and in the bottom tenth
     # equal in all rows of a layer: mean standing over its memories, and mean of standing minus shuffled
     "layer_standing layer_standing_low layer_standing_high layer_beside layer_beside_low layer_beside_high",

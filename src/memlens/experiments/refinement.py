@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import PrefixTables
 
 _NEAR_BEND = 0.1  # maximum distance in relative depth from the bend of the paper's curve
-_MARGIN = 0.05  # margin of equivalence for "a third"
+_MARGIN = 0.05  # largest difference from the paper's "a third" that counts as equal
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 match:int64 rate low high",
     "step step_low step_high",  # rate minus the previous layer's rate; the intervals hold for all layers at once

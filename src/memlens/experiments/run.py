@@ -97,7 +97,7 @@ def run(
         names: Experiments to run. `all` runs every experiment that this index supports.
         model: The scanned model or its location. It is loaded only if an experiment uses it.
         seed: Seed of all random draws.
-        sample: Sample size of the named experiments and of those on prefixes. None for each experiment's default.
+        sample: Sample size of the named experiments and of all experiments on prefixes. None for their defaults.
         validation: Corpus to draw prefixes from. None draws them from the scanned corpus.
         stop_words: Language of the stop words, or "frequent". None for the default.
         progress: Called with stage, done and total.
@@ -224,7 +224,7 @@ def is_made(
     validation: CorpusSettings | None = None,
     stop_words: str = STOP_WORDS,
 ) -> bool:
-    """Return True if the index holds complete tables of this experiment with these settings that are up to date."""
+    """Return True if the index holds complete, up-to-date tables of this experiment with these settings."""
     from memlens.corpus.sentences import corpus_fingerprint
 
     if experiment.obstacle(index) is not None:
@@ -234,7 +234,7 @@ def is_made(
         fingerprint = None if validation is None else corpus_fingerprint(validation)
         settings |= {"validation": fingerprint, "stop_words": stop_words}
     content = index.manifest.experiment(experiment.name).content
-    note = {name: value for name, value in content.items() if name not in _ORIGIN}  # without names of files
+    note = {name: value for name, value in content.items() if name not in _ORIGIN}  # file names may differ
     is_whole = all(index.is_whole(f"{FOLDER}/{table.name}") for table in experiment.tables)
     return is_whole and note == _note(index, experiment, settings)
 

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 TOKENS = 10_000
 NETWORKS = 6  # number of shuffled networks; fewer would give a poor estimate of the variation between them
-SAMPLES = {"local-edits": 8}  # number of memories per layer, by experiment
+SAMPLES = {"local-edits": 8}  # experiment -> number of sampled memories per layer
 PREFIXES = 500
 SHIPPED = Path(__file__).parents[1] / "bundled" / "shuffled.json"  # precomputed rows for the demo
 
 SCHEMA = ex.schema(
-    "claim:string seed:int32 tokens:int64 value low high",  # in a shuffled network
-    "trained trained_low trained_high",  # in the trained network on the same text and layers
+    "claim:string seed:int32 tokens:int64 value low high",  # the claim's number in a shuffled network, and its interval
+    "trained trained_low trained_high",  # the same in the trained network, on the same text and layers
 )
 
 
@@ -51,7 +51,7 @@ def compute(
 ) -> list[ex.Row]:
     """Return one row per claim and shuffled network. `sample` is the number of tokens of text.
 
-    The rows of the demo are read from SHIPPED, which training/shuffled.py writes, if their inputs are the same.
+    For the demo, the rows are read from SHIPPED (written by training/shuffled.py) if they have the same inputs.
     """
     from memlens.models.shuffle import shuffled_weights
 
@@ -99,7 +99,10 @@ def digest_inputs(index: Index, model: MemoryModel, text: Path, seed: int) -> st
 
 
 def write_part(index: Index, path: Path, tokens: int | None) -> int:
-    """Write the first sentences that have at least `tokens` tokens, one record per document. Returns their tokens."""
+    """Write the first sentences with at least `tokens` tokens in total, one record per document.
+
+    Returns the number of tokens written.
+    """
     documents: dict[str, list[str]] = {}
     count = 0
     for row in index.stream("SELECT text, source, len(tokens) AS tokens FROM {corpus} ORDER BY sentence"):
@@ -113,7 +116,7 @@ def write_part(index: Index, path: Path, tokens: int | None) -> int:
 
 
 def chosen_layers(index: Index) -> tuple[int, ...]:
-    """Return the scanned layers that are measured."""
+    """Return the scanned layers on which the claims are measured."""
     depth = len(index.manifest.model.memories)
     lower = [layer for layer in range(depth) if ex.third(layer, depth) == "lower"]
     bend = min(range(depth), key=lambda layer: abs(ex.depth(layer, depth) - ex.BEND))

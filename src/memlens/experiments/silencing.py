@@ -6,8 +6,8 @@
    The factor of the memory is the geometric mean of p / p_without over its triggers.
 4. For the memories with the largest factors, continue the shortest of these triggers with and without the memory.
 
-A memory is silenced at every position. Tokens are compared that start a word of the corpus and are not among its most
-frequent tokens, unless there are no such tokens.
+A memory is silenced at every position. Step 1 considers only tokens that start a word of the corpus and are not among
+its most frequent tokens, unless no token qualifies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROMOTED = 10  # number of top tokens of a value to compare with next tokens
 LIKELY = 0.1  # minimum mean probability of the token for a continuation and a finding
 _LEAST = 5  # minimum number of triggers that are followed by the token
 _LONGEST = 80  # maximum length of a prompt in characters
-_CONTINUED, _TOKENS = 5, 4  # number of memories with continuations, and of tokens of a continuation
+_CONTINUED, _TOKENS = 5, 4  # number of memories with continuations; tokens per continuation
 _DRAWN, _PRINTED = 12, 10  # number of memories in the chart and in the terminal
 
 SCHEMA = ex.schema(
@@ -53,7 +53,7 @@ def compute(
     sample: int | None = CANDIDATES,
     progress: Progress = no_progress,
 ) -> list[ex.Row]:
-    """Return one row per memory and prompt, from `sample` candidates or all. Ignores `seed`.
+    """Return one row per memory and prompt, from `sample` candidates or all of them. Ignores `seed`.
 
     Memories are sorted by factor, largest first, and the prompts of a memory by length.
     """
@@ -126,12 +126,12 @@ def _can_be_run(trigger: Trigger, token: int, model: MemoryModel) -> bool:
     """Return True if the token follows the trigger, and the text of the trigger can be run as a prompt."""
     if trigger.next_token != token or len(trigger.text) > _LONGEST or trigger.text.startswith("-"):
         return False
-    # a trigger may end inside a word, and its text then has other tokens
+    # if a trigger ends inside a word, its text may have other tokens than the trigger
     return len(model.tokenizer.encode([trigger.text])[0].ids) == trigger.prefix.position + 1
 
 
 def _summarize(rows: list[ex.Row]) -> ex.Row:
-    smallest = 1e-9  # probabilities below this count as this
+    smallest = 1e-9  # smaller probabilities are raised to this one
     logs = [math.log(max(row["p"], smallest) / max(row["p_without"], smallest)) for row in rows]
     return {"p_mean": sum(row["p"] for row in rows) / len(rows), "factor": math.exp(sum(logs) / len(logs))}
 

@@ -1,4 +1,4 @@
-"""Suppression (beyond the paper): how often a layer lowers the final token's logit, even if it is already predicted.
+"""Suppression (beyond the paper): how often a layer lowers the final token's logit, even if r already predicts it.
 
 `push` is the effect of the block on the logit of the finally predicted token minus the mean of all logits (see
 contributions). A prefix is `identified` if the residual already predicts the final token, and `suppressed` if the

@@ -24,7 +24,7 @@ _DRAWN, _PRINTED = 14, 10
 SCHEMA = ex.schema(
     "layer:int32 memory:int32",
     "times:int64 push",  # how often the memory is among the ten strongest vetoes, and its mean effect (negative)
-    "token:int32 token_text:string token_times:int64",  # the token that it vetoes most often (lowest id), and how often
+    "token:int32 token_text:string token_times:int64",  # the token that the memory vetoes most often (lowest id)
     "compositions:int64",  # number of compositions in the layer
 )
 
