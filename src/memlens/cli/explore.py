@@ -170,7 +170,7 @@ def _print_nearest(screen: Screen, index: memlens.Index, model: MemoryModel, mem
 
 
 def _print_effect(screen: Screen, index: memlens.Index, model: MemoryModel, memory: str, count: int) -> None:
-    """Print the tokens whose probability changes most if the memory is silenced, next to a control."""
+    """Print the tokens whose probability changes most without the memory, and the same for a control memory."""
     from memlens.tracer.token_change import token_change
 
     result = token_change(index, model, memory, top=count)
@@ -464,14 +464,15 @@ _TRIGGERS, _VALUES, _FILTERS = "Matching in triggers", "Matching in values and p
     type=click.Choice(("yes", "no")),
     panel=_FILTERS,
     metavar="yes|no",
-    help="Whether the top token of the value is the token that follows the top trigger.",
+    help="Find only memories for which the top token of the value is (yes) or is not (no) the token that follows the "
+    "top trigger.",
 )
 @option(
     "--role",
     type=click.Choice(ROLES),
     panel=_FILTERS,
     metavar="ROLE",
-    help=f"Role of the memories: {', '.join(ROLES)}.",
+    help=f"Find only memories with this role: {', '.join(ROLES)}.",
 )
 @location_option()
 def search(

@@ -352,8 +352,8 @@ _UNITS = {
 class ProgressBar:
     """A progress function that draws a bar with the time left for the current step on a terminal.
 
-    The time is estimated from all work of the step that is completed so far. Several steps make a stage of `analyze`,
-    whose remaining steps have no known duration, so the bar states that the time is that of the step.
+    The time is estimated from all work of the step that is completed so far. A stage of `analyze` has
+    several steps, and the duration of later steps is unknown. The bar therefore names the step that the time is for.
     """
 
     def __init__(self, screen: Screen, first: str = "model") -> None:

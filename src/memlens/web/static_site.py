@@ -445,7 +445,7 @@ def make_gallery(
     Args:
         folder: The index, with values.
         out: Folder to write to.
-        evidence: For each memory, by name, the evidence in a few words for the list and in sentences for its page. The
+        evidence: {name of a memory: (evidence in a few words for the list, evidence in sentences for its page)}. The
             list has the same order.
         about: Paragraphs above the list.
         top: Number of top triggers, and of bottom triggers, per memory.
@@ -527,7 +527,7 @@ else if (found) location.replace(`${found[1]}${found[2]}.html${location.search}`
 def localized(page: str) -> str:
     """Replace addresses of the workbench with files of the site.
 
-    This does not change texts, because their quotes are escaped.
+    Texts stay unchanged, because an address in a text has escaped quotes and does not match.
     """
     return _ADDRESS.sub(lambda match: f'{match[1]}="{_local(match[2])}"', page)
 

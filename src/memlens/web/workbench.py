@@ -117,7 +117,7 @@ class ServedIndex(Index):
 
 
 class KeptPrompts:
-    """A cache of traced prompts and answers, so that another cell or token needs no new forward pass.
+    """A cache of traced prompts and answers. Another cell or token of a cached prompt needs no new forward pass.
 
     The least recently used entries are dropped. Only a thread that holds the model may use the cache.
     """

@@ -1,7 +1,7 @@
 """The pages of one memory and of one expert, and their JSON.
 
 Computing coefficients at every token of a trigger, or the effect of changing the memory, requires the model. The model
-reads sentences in the same way as the scan did, so the coefficient at the last token of a trigger equals the one in the
+reads sentences in the same way as the scan did, so the coefficient at the last token of a trigger equals that in the
 index.
 """
 

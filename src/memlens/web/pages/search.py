@@ -71,7 +71,7 @@ class SearchRequest:
     def further(self) -> tuple[str, ...]:
         """The texts after the first.
 
-        In a search for values, an empty text follows, so that another token can be added.
+        In a search for values, the last text is empty, for a field in which another token can be entered.
         """
         return (*self.texts[1:], *([""] if self.texts and self.place == "values" else []))
 
