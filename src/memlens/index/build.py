@@ -1,10 +1,10 @@
 """Building an index from a model and a corpus, in stages that can be interrupted at any time and resumed.
 
 plan      partial/plan.json: model, corpus and settings of this scan
-corpus    partial/corpus.parquet and the flat arrays beside it
+corpus    partial/corpus.parquet, and flat arrays of the encoded tokens
 scan      partial/parts: states, saved at intervals and when the scan stops
 tables    partial/*.parquet: triggers, memories, ordinary, vocabulary
-publish   the tables move up into the folder, then manifest.json, last
+publish   the tables move from partial/ into the index folder, and manifest.json is written last
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ def longest_sentence(model: MemoryModel, settings: ScanSettings) -> int | None:
     """Return the maximum number of tokens of a sentence, without BOS, or None if there is no limit.
 
     Raises:
-        SettingError: The BOS option does not fit the model.
+        SettingError: The scan needs a BOS token that the model does not have or that `settings` turns off.
     """
     bos = bos_to_feed(model, settings)
     if settings.bos == "yes" and bos is None:
@@ -117,7 +117,7 @@ def build_index(
         resume: Resume an unfinished scan, and keep a finished index.
         progress: Called with stage, work done and total.
         save_seconds: Minimum time between two saves of the state.
-        run: Where workers run.
+        run: Where workers run: on this machine or on a Ray cluster.
         workers: Number of workers; 1 means this process, 0 on a Ray cluster means as many as fit.
         shard: Scan only this shard. The folder then holds a shard for `merge_shards` instead of an index.
         layer_budget: Maximum number of layers per pass over the corpus.
@@ -130,7 +130,7 @@ def build_index(
     shapes = shapes_of(model, layers, settings)
     check_list_memory(shapes, settings, layer_budget)
     max_length = longest_sentence(model, settings)
-    stamps = corpus_stamps(corpus)  # before the fingerprint, which takes a while to compute
+    stamps = corpus_stamps(corpus)  # before the fingerprint, during which the files may change
     plan = make_plan(model, corpus, settings, layers, shard)
     staging.check_outside_corpus(folder, corpus.sources)
     if resume:
@@ -202,7 +202,7 @@ def publish(
 
 
 def layers_to_scan(model: MemoryModel, settings: ScanSettings) -> tuple[int, ...]:
-    """Return the requested layers, or all that have memories."""
+    """Return the requested layers, or all layers with memories if none were requested."""
     layers = choose_layers(settings.layers, len(model.layers))
     empty = [layer for layer in layers if not model.layers[layer].groups]
     if empty and settings.layers is not None:
@@ -271,7 +271,7 @@ def _scan(
     progress: Progress,
     stopper: Stopper,
 ) -> JoinedParts:
-    """Scan all batches that no part contains. With a layer budget, pass over the corpus several times."""
+    """Scan the batches that no saved part contains. With a layer budget, pass over the corpus several times."""
     bos = bos_to_feed(model, settings)
     counts = store.batches(lambda number, window: len(plan_batches(number, window, settings, bos)), stopper.check)
     parts.check()

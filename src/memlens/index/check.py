@@ -3,7 +3,7 @@
 whole        present, with the checksum and content that the manifest records
 damaged      missing, changed, unreadable, or with a reference to something that the index does not contain
 unreadable   present, but the system denies reading it: permissions, a lock, a failing disk
-outdated     whole, but made from a table that was replaced since
+outdated     whole, but computed from a table that has been replaced since then
 not listed   present, but not in the manifest: left by a killed stage, or a user's file
 """
 
@@ -135,7 +135,7 @@ class Check:
         """Return the names of the damaged or outdated tables that later stages can rebuild.
 
         Raises:
-            IndexFolderError: A damaged file cannot be rebuilt from the others.
+            IndexFolderError: A damaged file cannot be rebuilt from the other files.
         """
         names = [finding.file for finding in self.findings if finding.state in (DAMAGED, OUTDATED)]
         for name in names:
@@ -178,7 +178,7 @@ def check_index(
 
 
 def _check_file(index: Index, name: str) -> Finding:
-    """Check one file on its own."""
+    """Check one file without comparing it with the other files."""
     facts, path = index.manifest.files.get(name), index.folder / name
     if facts is None:
         return Finding(name, DAMAGED, "the manifest does not describe it")
@@ -205,7 +205,7 @@ def _check_file(index: Index, name: str) -> Finding:
 
 
 def _compare_with_others(index: Index, finding: Finding, damaged: set[str]) -> Finding:
-    """Return the finding, changed to damaged or outdated if the file does not fit the other files."""
+    """Return the finding with the state "damaged" or "outdated" if the file does not match the other files."""
     name = finding.file
     if finding.state != WHOLE or name == MANIFEST:
         return finding
@@ -220,7 +220,7 @@ def _compare_with_others(index: Index, finding: Finding, damaged: set[str]) -> F
 
 
 def _made_from(index: Index, name: str) -> dict[str, Any]:
-    """Return the tables that a derived table was made from, with their checksums at that time."""
+    """Return the tables that a derived table was computed from, with the checksums they had then."""
     manifest = index.manifest
     folder, _, table = name.removesuffix(".parquet").rpartition("/")
     if name in (VALUES, KEYS, ROUTERS, TOKENS):
@@ -276,7 +276,7 @@ def restore_manifest(folder: Path) -> bool:
     except IndexFolderError as error:
         damage = error
         is_unreadable = error.__cause__ is not None and isinstance(error.__cause__.__cause__, OSError)
-        if path.exists() and is_unreadable:  # the permissions are wrong, so the manifest may be whole
+        if path.exists() and is_unreadable:  # it cannot be opened, so it may be undamaged
             raise
     with lock_for_writing(folder / LOCK), explain_os_errors(folder):
         try:

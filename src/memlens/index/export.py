@@ -3,7 +3,7 @@
     jsonl         statistics and triggers of MemoryRecord, named as in `memlens show --json`
     csv           one row per trigger
 
-DuckDB formats the lines of a group of memories at a time to bound memory. Texts are written as they are in the corpus,
+DuckDB formats the lines of one group of memories at a time to bound memory use. Texts are written as in the corpus,
 except that CSV prefixes a text with ' if a spreadsheet would read the text as a formula (text.harmless_cell).
 neuronpedia.py writes Neuronpedia's layout, which needs the model.
 """
@@ -16,7 +16,7 @@ from memlens.index.reader import Index
 from memlens.text import FORMULA
 
 _BYTES_AT_ONCE = 1 << 26  # approximate size of the sentences read at a time
-MOST_TRIGGERS = 2**31 - 1  # exports all triggers
+MOST_TRIGGERS = 2**31 - 1  # more than a memory can have, so that all are exported
 _CONTROLS = re.compile("[\x7f-\x9f\u2028\u2029]")
 
 _PART = "layer BETWEEN $1 AND $2 AND memory >= $3 AND memory < $4"
@@ -75,7 +75,7 @@ class Sink(Protocol):
 
 
 def _split_memories(index: Index) -> Iterator[list[int]]:
-    """Yield ranges [first layer, last layer, first memory, end of memories] whose texts fit in memory."""
+    """Yield ranges [first layer, last layer, first memory, memory after the last] whose texts fit in memory."""
     memories = [index.memories(layer) for layer in index.layers]
     size = index.sql("SELECT (SELECT count(*) FROM {triggers}) * avg(strlen(text)) AS bytes FROM {corpus}")[0]["bytes"]
     most = max(int(_BYTES_AT_ONCE * sum(memories) / max(size or 0, 1)), 1)
@@ -97,7 +97,7 @@ def _write_lines(index: Index, query: str, top: int, sink: Sink, escape: Callabl
 
 
 def export_jsonl(index: Index, sink: Sink, top: int = MOST_TRIGGERS) -> int:
-    """Write one JSON object per memory, including dead ones, with `top` triggers of each end.
+    """Write one JSON object per memory, including dead ones, with up to `top` triggers at each end.
 
     Returns the number of lines.
     """
@@ -113,7 +113,7 @@ def escaped(line: str) -> str:
 
 
 def export_csv(index: Index, sink: Sink, top: int = MOST_TRIGGERS) -> int:
-    """Write a row of column names and one row for each of the `top` triggers of each end. Return their number."""
+    """Write a header row and one row for each of the `top` triggers at each end. Return the number of trigger rows."""
     sink.write(",".join(f'"{name}"' for name in CSV_COLUMNS).encode() + b"\n")
     _write_lines(index, _CSV, top, sink)
     return int(index.sql("SELECT count(*) AS n FROM {triggers} WHERE rank < $1", [top])[0]["n"])

@@ -193,7 +193,7 @@ _ENTRIES = {
 
 
 def foreign_entries(folder: Path) -> list[str]:
-    """Return the names in the folder that do not belong to an index, which are all names if it holds no index."""
+    """Return the names in the folder that do not belong to an index: all names if the folder holds no index."""
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     if MANIFEST not in names and PARTIAL not in names:
         return names
@@ -216,7 +216,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def made_with() -> dict[str, str]:
-    """Return the versions and the kind of processor in use. The last bits of a table depend on them."""
+    """Return the versions of memlens and torch and the kind of processor, which affect the last bits of a table."""
     capability = os.environ.get("ATEN_CPU_CAPABILITY") or _vector_unit()
     return {
         "memlens": __version__,
@@ -280,7 +280,7 @@ class CorpusCounts(msgspec.Struct, frozen=True):
     tokens_fed: Count = 0
 
 
-Checksums = dict[str, str | None]  # table -> its checksum when it was read
+Checksums = dict[str, str | None]  # table -> checksum of the version that was read
 
 
 class ValuesNote(msgspec.Struct, frozen=True):
@@ -288,8 +288,8 @@ class ValuesNote(msgspec.Struct, frozen=True):
 
     top: Count = 0
     reading: str = ""
-    vocabulary: str = "all"  # "all" or "trained"
-    tokens: Count = 0  # number of tokens in the vocabulary unless it is "all"
+    vocabulary: str = "all"  # tokens over which values are read: "all" or "trained"
+    tokens: Count = 0  # number of these tokens; 0 if `vocabulary` is "all"
     untrained: bool = False  # True if lists may contain undertrained tokens
     listed: Count = 0  # number of tokens that lists may contain; 0 for all
     threads: Count = 0
@@ -297,18 +297,21 @@ class ValuesNote(msgspec.Struct, frozen=True):
 
 
 class PatternsNote(msgspec.Struct, frozen=True):
-    """A note on how patterns.parquet and names.parquet were computed. `content` is the whole note."""
+    """A note on how patterns.parquet and names.parquet were computed. `content` is the note as parsed from JSON."""
 
     top: Count
     rate: float
-    families: dict[str, Count] = {}  # family of hypotheses -> number tested
+    families: dict[str, Count] = {}  # family of hypotheses -> number of tested hypotheses
     settings: dict[str, Any] = {}
     made_from: Checksums = msgspec.field(default_factory=dict, name="from")
     content: dict[str, Any] = {}
 
 
 class ExperimentNote(msgspec.Struct, frozen=True):
-    """A note on how the tables of an experiment or of the prefix pass were computed. `content` is the whole note."""
+    """A note on how the tables of an experiment or of the prefix pass were computed.
+
+    `content` is the note as parsed from JSON.
+    """
 
     seed: int | None = None
     sample: int | None = None
@@ -378,7 +381,7 @@ class Manifest:
         write_sealed(folder / MANIFEST, self.content)
 
     def with_files(self, facts: Mapping[str, Any], without: Sequence[str] = ()) -> Manifest:
-        """Return a copy with `facts` added and the files in `without` removed."""
+        """Return a copy that also lists the files in `facts` and no longer lists the files in `without`."""
         rest = {name: entry for name, entry in self.content["files"].items() if name not in without}
         return self.with_notes({"files": {**rest, **facts}})
 
@@ -420,7 +423,7 @@ class Manifest:
 
     @property
     def scanned_with(self) -> tuple[dict[str, str], ...]:
-        """The versions and processors used. There are several if the scan was resumed on another machine."""
+        """The versions and processors of the scan. There are several if it was resumed on another machine."""
         return self.document.scanned_with
 
     @property
@@ -429,7 +432,7 @@ class Manifest:
 
     @property
     def position_edges(self) -> tuple[int, ...]:
-        """The first position of every range of positions after the first range."""
+        """The positions at which the ranges of positions begin, except the first range."""
         return self.document.position_edges
 
     @property
@@ -465,7 +468,7 @@ class Manifest:
         }
 
     def experiment(self, name: str) -> ExperimentNote:
-        """Return the note of one experiment, which is empty if it was not run."""
+        """Return the note of an experiment, or an empty note if the experiment was not run."""
         return self.experiments.get(name, ExperimentNote())
 
     @cached_property
@@ -523,7 +526,7 @@ def find_problem(path: Path, name: str, manifest: Manifest) -> str:
 
 
 def _find_null(row_group: Any, name: str, manifest: Manifest) -> str:
-    """Describe a missing value, a column without a null count, or lists of wrong lengths. Returns "" without these."""
+    """Describe a missing value, a column without null count, or a list of wrong length. Returns "" if there is none."""
     required = SCHEMAS[name].names if name in SCHEMAS else DERIVED_COLUMNS[name].split()
     rows, counts = row_group.num_rows, {}  # column -> numbers of values and of nulls
     for number in range(row_group.num_columns if rows else 0):

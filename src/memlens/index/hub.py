@@ -1,6 +1,6 @@
 """The Hugging Face Hub: push an index to a dataset repository, pull it from one, or use it in place as hf:REPO.
 
-A push is one commit, so a pull gets one complete version. A pull downloads all files of one commit to INDEX/partial,
+A push is one commit, so a pull never mixes two versions. A pull downloads all files of one commit to INDEX/partial,
 checks them like `memlens check`, moves the tables into place and writes the manifest last. The same command resumes an
 interrupted pull. hf:REPO and hf:REPO@REVISION stand for a folder below HF_HOME, one per commit, that is pulled on first
 use.
@@ -87,7 +87,7 @@ class Repository:
 
 @dataclass(frozen=True)
 class PushResult:
-    """The result of a push: repository, commit, address, files and bytes."""
+    """The result of a push: repository, commit, address, and the number of files and bytes."""
 
     repository: str
     commit: str
@@ -144,7 +144,7 @@ def pull(repo: str, out: Path, *, resume: bool = True, progress: Progress = no_p
         repo: OWNER/NAME or OWNER/NAME@REVISION.
         out: The folder to write.
         resume: Resume an unfinished pull; False replaces an index in that folder.
-        progress: Called with the stage and how much of it is done.
+        progress: Called with stage, work done and total.
 
     Raises:
         HubError: The Hub cannot be reached, or the repository does not contain a complete index.
@@ -242,7 +242,7 @@ def _publish(out: Path, download: Path, manifest: Manifest) -> None:
 
 
 def copy_of(repo: str) -> Path:
-    """Return the local folder of hf:REPO, pulled if necessary. Offline, use the last used commit."""
+    """Return the local copy of hf:REPO, and pull it first if necessary. Offline, use the commit that was used last."""
     from huggingface_hub import constants
 
     where = Repository.parse(repo)
@@ -309,7 +309,7 @@ def _hub(where: Repository) -> Iterator[HfApi]:
 
 
 def _list_causes(error: BaseException) -> list[BaseException]:
-    """Return the error and those that it wraps. The client wraps an error in the upload of one file."""
+    """Return an error and the chain of its causes. The client wraps an error that occurs while it uploads a file."""
     return [error, *(_list_causes(error.__cause__) if error.__cause__ else ())]
 
 
@@ -324,14 +324,14 @@ def _is_unreachable(error: BaseException) -> bool:
 
 @contextmanager
 def _limit_waiting() -> Iterator[None]:
-    """Make requests fail after _SILENCE seconds without an answer, also in sessions that the client replaces.
+    """Make requests fail after _SILENCE seconds without an answer, even if the client opens a new session.
 
     The client lists the files of a repository with `timeout=None`, so a default timeout would not suffice.
     """
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import _http
 
-    make_client = _http._GLOBAL_CLIENT_FACTORY  # the user may have set one
+    make_client = _http._GLOBAL_CLIENT_FACTORY  # the user may have set a factory
 
     def limit(request: Any) -> None:
         timeouts = request.extensions["timeout"]
@@ -353,7 +353,7 @@ def _limit_waiting() -> Iterator[None]:
 def _silence_client() -> Iterator[None]:
     """Turn off the client's progress bars and warnings, such as those about retries.
 
-    They stay off after an interruption, because an upload thread of the client may continue.
+    Progress bars and warnings stay off after a KeyboardInterrupt, because an upload thread may still run.
     """
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
 

@@ -1,11 +1,11 @@
-"""Everything that an index says about one memory, one expert, its values and its text, without a model.
+"""Records of what an index contains about memories, experts, values and texts. Only coefficients need the model.
 
     read_memory(index, "L3N51")     statistics, summary, patterns, value, key, triggers and ordinary prefixes
     read_expert(index, "L3E5")      one expert of a mixture: how often it is chosen, its tokens and memories
     summarize_values(index)         how many values agree with their target, and the most confident of them
     read_coefficients(...)          coefficients at every token of a text, which needs the model
 
-`memlens show --json` and the workbench write the record of a memory. Each of its parts can be read on its own.
+`memlens show --json` and the workbench write the record of a memory. Each part of the record can be read separately.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ENDS = ("top", "bottom")
 
 @dataclass(frozen=True)
 class TokenNumber:
-    """A token with its text and a number: a probability, a share, or the score of a key."""
+    """A token with its text and a number: a probability, a share, or how well it matches a key."""
 
     token: int
     text: str
@@ -58,7 +58,7 @@ class MemoryValue:
     max_p: float
     entropy: float  # entropy of the value's distribution, in nats
     norm: float
-    agrees: bool | None  # True if the top token follows the top trigger; None if no token follows it
+    agrees: bool | None  # True if the top token follows the top trigger; None if the sentence ends there
     target: int | None  # the token that follows the top trigger; None if the sentence ends there
     target_text: str | None
     target_rank: int | None  # rank of the target by probability, from 1
@@ -66,7 +66,7 @@ class MemoryValue:
     demotes: tuple[TokenNumber, ...]  # demoted tokens, lowest probability first
     histogram: tuple[int, ...] | None  # number of tokens by score, in equal bins; None if not stored
     key: tuple[TokenNumber, ...]  # matching tokens, best match first; empty without a keys table
-    coherence: float  # share of random directions whose top tokens are less similar
+    coherence: float  # share of random directions whose top tokens are less similar to each other
     times_uniform: float  # max p divided by the uniform probability of a token
 
     @property
@@ -101,7 +101,7 @@ class MemorySummary:
     triggers: int
     patterns: int
     covered: int  # number of triggers with at least one pattern
-    follows: tuple[int, ...]  # frequent next tokens of the triggers
+    follows: tuple[int, ...]  # tokens that often follow the triggers
     follows_times: tuple[int, ...]
     promotes: tuple[int, ...]
     agrees: bool | None
@@ -124,7 +124,7 @@ class MemoryRoles:
 
 @dataclass(frozen=True)
 class MemoryQuadrant:
-    """The prefixes of a gated memory whose gate and input have these signs."""
+    """The prefixes at which the gate and the input of a memory have the signs of one quadrant."""
 
     quadrant: str  # sign of the gate, then of the input: ++, +-, -+ or --
     prefixes: int
@@ -154,7 +154,7 @@ class MemoryRecord:
     ordinary: tuple[Trigger, ...]  # random prefixes on which the memory is active
     seen: int  # number of prefixes that reached the memory: all, or those routed to its expert
     roles: MemoryRoles | None
-    quadrants: tuple[MemoryQuadrant, ...] | None  # prefixes by sign quadrant; None without a gate
+    quadrants: tuple[MemoryQuadrant, ...] | None  # prefixes by sign quadrant; None if the memory has no gate
     lower_patterns: tuple[MemoryPattern, ...] | None  # patterns of the bottom triggers; None if not stored
 
     def __repr__(self) -> str:
@@ -167,7 +167,7 @@ class MemoryRecord:
         return (self.patterns if end == "top" else self.lower_patterns) or ()
 
     def patterns_of(self, rank: int, end: str = "top") -> list[int]:
-        """Return the positions in the pattern list of the patterns that a trigger has."""
+        """Return the positions in `patterns_at(end)` of the patterns that the trigger of this rank has."""
         return [place for place, pattern in enumerate(self.patterns_at(end)) if rank in pattern.prefixes]
 
 
@@ -273,7 +273,7 @@ def read_summary(index: Index, memory: str | MemoryId) -> MemorySummary | None:
 
 
 def read_patterns(index: Index, memory: str | MemoryId, table: str = "patterns") -> tuple[MemoryPattern, ...] | None:
-    """Return the patterns of a memory by confidence, or None if that table was not computed."""
+    """Return the patterns of a memory, highest confidence first, or None if `table` was not computed."""
     name = index.check(memory)
     if not (index.has(table) and index.has("names")):
         return None
@@ -396,7 +396,7 @@ def token_counts(index: Index) -> NDArray[Any]:
 
 
 def summarize(index: Index) -> dict[str, Any]:
-    """Return counts of an index, ready for JSON. `dead` holds the number of dead memories by layer."""
+    """Return summary counts of an index, ready for JSON. `dead` holds the number of dead memories by layer."""
     counts = index.manifest.counts
     rows = index.sql(
         "SELECT layer, count(*) AS memories, count(*) FILTER (dead) AS dead FROM {memories} GROUP BY ALL ORDER BY layer"
@@ -451,7 +451,7 @@ def read_context(index: Index, sentence: int, around: int = 2) -> SentenceContex
 # Experts
 
 _STRONGEST = 20
-RARELY = 0.1  # experts with less than this fraction of an even share are rarely chosen
+RARELY = 0.1  # an expert is rarely chosen if its share is below this fraction of an even share
 
 
 @dataclass(frozen=True)
@@ -490,14 +490,14 @@ class ExpertRecord:
 class LayerRouting:
     """The distribution of a layer's prefixes over its experts.
 
-    Memories that no prefix reached do not count as dead, because nothing was computed there.
+    Memories that no prefix reached do not count as dead, because their coefficients were never computed.
     """
 
     layer: int
     experts: int
     top_k: float  # mean number of experts per prefix
     unreached: int  # number of memories in experts that are never chosen by the router
-    never: tuple[ExpertId, ...]  # experts that are never chosen
+    never: tuple[ExpertId, ...]  # experts that the router never chooses
     rarely: tuple[ExpertId, ...]  # experts with less than a tenth of an even share
     busiest: ExpertId
     busiest_share: float  # share of all prefixes that are routed to the busiest expert
@@ -668,7 +668,7 @@ def _read_batch(
             return
         numbers = in_batch[places]
         position = excerpts.first[numbers][:, None] + shift + np.arange(coefficients.shape[1])
-        position = position.clip(max=batch.tokens.shape[1] - 1)  # excerpts may be shorter than the longest one
+        position = position.clip(max=batch.tokens.shape[1] - 1)  # columns after the end of a short excerpt
         cells = (row[places][:, None], position, excerpts.memory[numbers][:, None] - columns.start)
         coefficients[numbers] = block.everywhere()[tuple(map(torch.from_numpy, cells))].float().cpu().numpy()
 
@@ -677,7 +677,7 @@ def _read_batch(
 
 
 def token_texts(sentence: dict[str, Any], first: int, stop: int) -> list[str]:
-    """Return the text of each token of an excerpt. BOS and continuation bytes have none."""
+    """Return the text of each token of an excerpt, which is empty for BOS and for continuation bytes."""
     text, ends = sentence["text"], sentence["ends"]
     edges: Sequence[int] = [0, *ends] if first <= 0 else ends[first - 1 :]
     texts = [text[begin:end] for begin, end in zip(edges, ends[max(first, 0) : stop], strict=False)]
@@ -686,7 +686,7 @@ def token_texts(sentence: dict[str, Any], first: int, stop: int) -> list[str]:
 
 @dataclass(frozen=True)
 class TriggerCoefficients:
-    """The tokens of a trigger's sentence with the memory's coefficient at each."""
+    """The tokens of a trigger's sentence with the memory's coefficient at each token."""
 
     rank: int
     position: int
@@ -697,7 +697,7 @@ class TriggerCoefficients:
 def shade_triggers(
     index: Index, model: MemoryModel, name: MemoryId, end: str, limit: int | None = None
 ) -> list[TriggerCoefficients]:
-    """Return coefficients along the sentences of a memory's triggers, up to one token after each."""
+    """Return coefficients at every token of the sentences of a memory's triggers, up to one token past the trigger."""
     triggers = index.triggers(name, end, limit)
     sentences = index.sentences(sorted({trigger.prefix.sentence for trigger in triggers}))
     places = [(trigger.prefix.sentence, trigger.prefix.position + 2) for trigger in triggers]
@@ -728,7 +728,7 @@ _MARK = "border-bottom:2px solid"
 
 @dataclass(frozen=True, repr=False)
 class ShownMemory(MemoryRecord):
-    """The record of a memory that a notebook shows as a page. Triggers are shaded if the index has its model."""
+    """The record of a memory that a notebook shows as a page. Triggers are shaded if `index.model` is set."""
 
     shading: tuple[TriggerCoefficients, ...] = ()
 
@@ -762,7 +762,7 @@ class ShownMemory(MemoryRecord):
 
 
 def show_memory(index: Index, name: str | MemoryId) -> ShownMemory:
-    """Return the record of a memory with its strongest top triggers, shaded if the index has its model."""
+    """Return the record of a memory with its strongest top triggers, shaded if `index.model` is set."""
     record = read_memory(index, name, ("top",), _TRIGGERS_SHOWN)
     model = index.model
     shading = () if model is None else shade_triggers(index, model, record.name, "top", _TRIGGERS_SHOWN)

@@ -19,7 +19,7 @@ SAEDashboard 0.8.0 use. For each memory:
     binMin, binMax, binContains      -1, the highest coefficient, -1: SAEDashboard's mark of top activations
 
 The layout has no bottom triggers. Fields about sparse autoencoders, or about facts that an index does not contain, are
-empty. Times are left to Neuronpedia's database, so that one index always gives the same bytes.
+empty. Timestamps are left to Neuronpedia's database, so that repeated exports of an index are identical.
 """
 
 import gzip
@@ -89,7 +89,7 @@ def export_neuronpedia(
         model: The model that was scanned.
         top: Number of triggers per memory.
         force: Write to a folder that holds other files.
-        progress: Called with the number of exported memories.
+        progress: Called with stage, exported memories and total.
     """
     if top < 1:
         raise SettingError(f"--top is {top}; it must be 1 or more")
@@ -108,7 +108,7 @@ class _Export:
 
     @cached_property
     def edges(self) -> NDArray[np.int64]:
-        """Return the offset of each memory's first trigger over all scanned layers, and the total."""
+        """The offset of each memory's first trigger in the list of all triggers, and the number of triggers."""
         firsts = np.cumsum([0, *map(self.index.memories, self.index.layers)])
         place = firsts[np.searchsorted(self.index.layers, self.triggers["layer"])] + self.triggers["memory"]
         return np.searchsorted(place, np.arange(firsts[-1] + 1))
@@ -207,7 +207,7 @@ class _Export:
         }
 
     def activations(self, edges: NDArray[np.int64], computed: NDArray[np.float32]) -> Iterator[dict[str, Any]]:
-        """Yield the triggers of the memories between the edges."""
+        """Yield the record of each trigger from `edges[0]` to `edges[-1]`, with its computed coefficients."""
         triggers = {name: column[edges[0] : edges[-1]] for name, column in self.triggers.items()}
         sentences = self.index.sentences(np.unique(triggers["sentence"]).tolist())
         coefficients = np.array(computed[edges[0] : edges[-1]], np.float64)

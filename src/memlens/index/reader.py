@@ -110,7 +110,7 @@ class Index:
             raise IndexFolderError(f"cannot read {self.folder}: {why}; check the path and its permissions") from error
         self.manifest = Manifest.read(self.folder)
         self.model: MemoryModel | None = None  # used to shade triggers in a notebook
-        # file -> its checksum and its stamp when the checksum was compared, and when the content was validated
+        # file -> (checksum, file stamp) when its checksum was last compared, and when its content was last validated
         self._verified: dict[str, tuple[str, FileStamp]] = {}
         self._validated: dict[str, tuple[str, FileStamp]] = {}
 
@@ -250,7 +250,7 @@ class Index:
         return IndexFolderError(f"{self.folder / name} {what}; {advice}")
 
     def is_whole(self, table: str) -> bool:
-        """Return True if the table's file has the checksum in the manifest. An unchanged file is read only once.
+        """Return True if the table's file has the checksum in the manifest. A file is read again only after a change.
 
         Args:
             table: The name of the table.
@@ -276,7 +276,7 @@ class Index:
         """Read the manifest again if it was replaced since the last read.
 
         Raises:
-            IndexFolderError: The folder now holds another scan, or none.
+            IndexFolderError: The folder now holds another scan, or no index.
 
         Example:
             >>> index.reload()  # does nothing if the manifest has not changed
@@ -454,7 +454,7 @@ class Index:
 
     @contextmanager
     def _open_reader(self, query: str, parameters: Sequence[Any]) -> Iterator[pa.RecordBatchReader]:
-        """Run a query and yield a reader of its result. A cursor would first copy the whole result."""
+        """Run a query and yield a reader of its result. Unlike a cursor, the reader does not copy the whole result."""
         with self._explain_errors(), self._connect() as database:
             filled, tables = self._fill_in_tables(query)
             reader = database.sql(filled, params=list(parameters)).to_arrow_reader(_ROWS_AT_ONCE)
@@ -704,7 +704,7 @@ class Index:
             >>> hasattr(index.chart("rank"), "to_dict")
             True
         """
-        import memlens  # experiments may not be imported at the top of this module
+        import memlens  # the top of this module must not import experiments
 
         return memlens.chart(self, experiment)
 
@@ -719,7 +719,7 @@ class Index:
             The loaded model.
 
         Raises:
-            ModelError: The model has changed, or its location is unknown because it was scanned from memory.
+            ModelError: The model has changed, or its location is unknown because the scan used a loaded object.
 
         Example:
             >>> len(index.load_model().layers)
@@ -743,7 +743,7 @@ class Index:
             model: A loaded model.
 
         Raises:
-            ModelError: The fingerprint of the model differs.
+            ModelError: The fingerprint of `model` differs from that of the scanned model.
 
         Example:
             >>> index.check_model(index.load_model())
@@ -777,8 +777,8 @@ class Index:
                 self.reload()
                 self._save(self.manifest.with_files({}, without=names))
             for name in names:
-                self._verified.pop(name, None)  # the replaced version is no longer a source
-            self.manifest = self.manifest.with_files(facts)  # `notes` may read it
+                self._verified.pop(name, None)  # the version that was read no longer exists
+            self.manifest = self.manifest.with_files(facts)  # `notes` may read the manifest
             self._save(self.manifest.with_notes(notes()))
 
     def _save(self, manifest: Manifest) -> None:
@@ -786,7 +786,7 @@ class Index:
         self.manifest, self._manifest_stamp = manifest, file_stamp(self.folder / MANIFEST)
 
     def _check_sources(self, names: Sequence[str]) -> None:
-        """Raise IndexFolderError if a table was replaced after it was read, except the named tables."""
+        """Raise IndexFolderError if a table that is not in `names` was replaced after it was read."""
         self.reload()
         for name, (sha256, _) in list(self._verified.items()):  # a copy, because other threads may add entries
             if name not in names and self.manifest.sha256(name.removesuffix(".parquet")) != sha256:

@@ -1,10 +1,10 @@
 """Search for memories: one engine for `memlens search` and for the workbench.
 
     triggers   prefixes that contain the text, or end with it; case matters only if the text has capitals
-    values     tokens equal to the text, with or without a leading space, or, if there are none, all that contain it
+    values     tokens equal to the text, with or without a leading space; if there are none, all tokens that contain it
     patterns   descriptions in which each word of the text is the beginning of a word, ignoring case
     name       a name like L3N51, or its beginning
-    no text    all memories, by a statistic
+    no text    all memories, sorted by a statistic
 
 DuckDB searches the tables. Filters apply to every kind of search.
 """
@@ -46,7 +46,7 @@ class SearchQuery:
     texts: tuple[str, ...] = ()  # several texts only for values; without a text, memories are listed by `order`
     place: Place = "triggers"
     layers: tuple[int, ...] | None = None
-    kind: Kind | None = None  # class of the patterns
+    kind: Kind | None = None  # memories that have patterns of this kind
     agreement: Literal["yes", "no"] | None = None  # "yes" if the value's top token follows the top trigger
     role: str | None = None  # role from `memlens roles`
     order: Statistic = "max"
@@ -92,7 +92,7 @@ class MemoryHit:
 
 @dataclass(frozen=True)
 class TriggerHit(MemoryHit):
-    """One end of a memory with matching triggers."""
+    """A memory with matching triggers at one end (top or bottom)."""
 
     end: str
     matches: int
@@ -116,12 +116,12 @@ class ValueHit(MemoryHit):
     p: float  # total probability of the matching tokens
     rank: int  # best position of a matching token, from 0
     tokens: tuple[ListedToken, ...]  # matching tokens by rank
-    coherence: float  # share of random directions whose top tokens are less similar
+    coherence: float  # share of random directions whose top tokens are less similar to each other
 
 
 @dataclass(frozen=True)
 class PatternHit(MemoryHit):
-    """A memory with its matching pattern of highest confidence."""
+    """A memory with the matching pattern that has the highest confidence."""
 
     matches: int
     description: str
@@ -282,8 +282,8 @@ def search_values(index: Index, query: SearchQuery, mode: str = "token") -> Sear
             takes the tokens that equal a text or, if there are none, the tokens that contain it.
 
     Raises:
-        UnknownName: No token matches a text. In mode "token", the message shows how to split it into few tokens.
-        SettingError: There is no text, or too many tokens contain it.
+        UnknownName: No token matches a text. In mode "token", the message shows how to split the text into tokens.
+        SettingError: There is no text, or too many tokens contain a text.
     """
     if "" in query.texts or not query.texts:
         raise SettingError("the query is empty; give the text of a token, like ' Paris'")
@@ -337,7 +337,7 @@ def _describe_split(text: str, readings: set[str]) -> str:
 
 def _split_into_tokens(text: str, readings: set[str]) -> list[str] | None:
     """Split the text into the fewest tokens, or return None. The tokenizer may split it differently."""
-    # from each position to the end of the text: the number of tokens needed, and where the first of them ends
+    # for each position: how many tokens the rest of the text needs, and where the first of these tokens ends
     longest = max((len(reading) for reading in readings), default=0)
     count: list[int | None] = [None] * len(text) + [0]
     ends = [0] * len(text)

@@ -4,7 +4,7 @@ The folder of a finished shard is not an index. Its partial/ contains
 
     shard.json       written last, so its presence means complete: the plan, the shard's number, checksums of its files
     parts/           the saved states
-    corpus.parquet, tokens.bin, ...    the text, in shard 1 only, because it is the same for all
+    corpus.parquet, tokens.bin, ...    the text, in shard 1 only, because all shards have the same text
 
 Merging needs neither the model nor the original text. It needs every shard of one plan exactly once.
 """
@@ -50,7 +50,7 @@ class ShardDocument(msgspec.Struct, frozen=True):
     model: dict[str, Any]
     shapes: dict[int, LayerShape]
     counts: dict[str, Count]
-    tokens: str  # checksums of the encoded text, to compare shards
+    tokens: str  # checksums of the encoded text, which must be equal in all shards
     scanned_with: list[dict[str, str]]
     files: dict[str, FileFacts]
 
@@ -74,7 +74,7 @@ class Shard:
 
 
 def holds_shard(folder: Path, plan: dict[str, Any]) -> bool:
-    """Return True if the folder holds this shard. Raises IndexFolderError if one of its files is damaged."""
+    """Return True if the folder holds the finished shard of this plan. Raises IndexFolderError if a file is damaged."""
     path = folder / PARTIAL / SHARD
     if "shard" not in plan or not path.is_file():
         return False
@@ -196,7 +196,7 @@ def _check_plans(shards: Sequence[Shard]) -> None:
 
 
 def _check_numbers(shards: Sequence[Shard]) -> None:
-    """Raise IndexFolderError unless every shard is there exactly once."""
+    """Raise IndexFolderError unless every shard of the plan is given exactly once."""
     folders: dict[int, Path] = {}
     for shard in shards:
         if shard.id.number in folders:

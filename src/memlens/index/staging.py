@@ -1,8 +1,8 @@
 """The index folder during a scan: checks of the folder, resuming, and publishing the new tables.
 
 A new index is built in partial/ and moved into place when it is complete. Until then, an index that is being replaced
-stays usable. partial/corpus.json marks a scan that can be resumed: the corpus stage writes it last, and it is deleted
-first. Files that memlens did not write are never removed.
+stays usable. partial/corpus.json marks a scan that can be resumed: the corpus stage writes it last, and
+`remove_partial` deletes it first. Files that memlens did not write are never removed.
 """
 
 import shutil
@@ -49,7 +49,7 @@ _MACHINES = "made_with.json"  # in partial/: versions and processors used so far
 
 
 def recorded_threads(folder: Path) -> int | None:
-    """Return the number of threads of the index or unfinished scan in `folder`, or None if there is none.
+    """Return the number of threads of the index or unfinished scan in `folder`, or None if it holds neither.
 
     A scan can only be resumed with the same number of threads, which is part of the plan.
     """
@@ -232,7 +232,7 @@ def replace_tables(folder: Path, source: Path, names: Collection[str]) -> None:
     for path in old:
         if path.relative_to(folder).as_posix() not in names:
             path.unlink(missing_ok=True)
-    with suppress(OSError):  # the folder is missing or not empty
+    with suppress(OSError):  # the folder of experiments is missing or not empty
         (folder / EXPERIMENTS).rmdir()
     for name in names:
         (folder / name).parent.mkdir(exist_ok=True)

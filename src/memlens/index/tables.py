@@ -98,7 +98,7 @@ class JoinedParts:
         return joined
 
     def layers_alike(self) -> list[tuple[int, ...]]:
-        """Return groups of layers with the same scanned batches."""
+        """Return the layers in groups. All layers of a group have scanned the same batches."""
         alike: dict[bytes, list[int]] = {}
         for layer in sorted(self.shapes):
             alike.setdefault(self._done[layer].array().tobytes(), []).append(layer)
@@ -132,7 +132,7 @@ def write_vocabulary(folder: Path, tokenizer: Tokenizer, size: int) -> FileFacts
 
 
 def is_dead(scan: LayerScan) -> NDArray[np.bool_]:
-    """Return whether each memory is dead, [memories]. Tokens reached a dead memory, but it has no trigger."""
+    """Return whether each memory is dead, [memories]. A dead memory was reached by prefixes but has no trigger."""
     dead: NDArray[np.bool_] = (scan.triggers.top_lists.filled == 0) & (prefixes_seen(scan, 1) > 0)
     return dead & (scan.triggers.bottom_lists.filled == 0) if scan.triggers.keeps_bottom else dead
 
@@ -192,7 +192,7 @@ def _prefix_columns(
 
 
 def _ordinary(layers: Iterable[LayerScan], store: CorpusStore) -> Iterator[pa.Table]:
-    """Yield the first few sampled prefixes of each memory that are not triggers."""
+    """Yield, for each memory, the first few sampled prefixes that are not triggers."""
     for scan in layers:
         examples = scan.sample.examples
         top = scan.triggers.result()["top"]
@@ -250,12 +250,12 @@ def _counts(scan: LayerScan) -> pa.Table:
 
 
 def _quadrants(layers: Iterable[LayerScan], store: CorpusStore) -> Iterator[pa.Table]:
-    """Yield the top prefixes of every quadrant, by memory, quadrant and rank."""
+    """Yield the top prefixes of every quadrant, sorted by memory, quadrant and rank."""
     for scan in layers:
         if scan.quadrants is None:
             continue
         lists, order = scan.quadrants.lists, scan.quadrants.order()
-        rows = (4 * np.arange(len(order))[:, None] + order).ravel()  # rows of the lists, by quadrant
+        rows = (4 * np.arange(len(order))[:, None] + order).ravel()  # rows of the lists, sorted by memory and quadrant
         places = np.arange(lists.keys.shape[1])[None, :] < lists.filled[rows, None]  # [4 * memories, KEPT]
         number, rank = np.nonzero(places)
         scores, sentences, positions = (
@@ -285,7 +285,7 @@ def _experts(layer: int, routing: Routing, prefixes: int) -> pa.Table:
 
 
 def _routing(layer: int, routing: Routing, store: CorpusStore) -> pa.Table:
-    """Return the prefixes of every expert, by expert, list and rank."""
+    """Return the prefixes that are routed to each expert, sorted by expert, list and rank."""
     parts = []
     for which, lists in enumerate((routing.heaviest, routing.drawn)):
         places = np.arange(lists.keys.shape[1])[None, :] < lists.filled[:, None]  # [experts, places]
