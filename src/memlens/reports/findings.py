@@ -3,7 +3,7 @@
 `demo`, `analyze` and the report show the same findings. They are selected and ordered by evidence:
 
 1. Memories whose silencing makes a token that follows their triggers less likely, largest factor first.
-2. Memories with a pattern that separates held-out triggers from other prefixes, subjects before wordings, and largest
+2. Memories with a pattern that separates held-out triggers from other prefixes, subjects before wordings, then largest
    AUROC first.
 3. Claims of the paper that appear in this model, in the order of the paper, then one claim that does not.
 
@@ -35,12 +35,12 @@ from memlens.reports.sections import Tables
 from memlens.text import visible
 
 COUNT = 5  # number of findings
-_SILENCED, _MEMORIES = 2, 3  # number of findings on silenced memories, and on memories in total
+_SILENCED, _MEMORIES = 2, 3  # maximum number of findings about silenced memories, and about all memories
 _FACTOR = 1.1  # minimum factor of a silenced memory
 _AUROC = 0.75  # minimum held-out AUROC of a pattern
-_COMMON = 10  # patterns of at least this many triggers come before others
+_COMMON = 10  # patterns of at least this many triggers come before rarer patterns
 _TRIGGERS = 3  # number of triggers of a finding
-_HELD, _FAILED = (APPEARS, PARTLY, UNCOMPARED), (ABSENT, SAME, UNCLEAR)  # verdicts, clearest first
+_HELD, _FAILED = (APPEARS, PARTLY, UNCOMPARED), (ABSENT, SAME, UNCLEAR)  # verdicts on claims, clearest first
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Finding:
 
 
 def select_findings(index: Index, tables: Tables | None = None) -> list[Finding]:
-    """Return at most COUNT findings, best supported first. An index without experiments and patterns has none."""
+    """Return at most COUNT findings, best supported first. The list is empty without experiments and patterns."""
     tables = tables or Tables(index)
     silenced = _silenced_memories(index, tables)
     memories = silenced[:_SILENCED]
@@ -83,20 +83,20 @@ def select_findings(index: Index, tables: Tables | None = None) -> list[Finding]
 
 
 def _with_verdict(tables: Tables, verdicts: Sequence[str]) -> list[JudgedClaim]:
-    """Return the claims with these verdicts, in the order of the verdicts. Claims with a curve come before others."""
+    """Return the claims with these verdicts, in the order of the verdicts, and claims with a curve first in each."""
     judged = [(one.judgement.verdict, one) for one in tables.judge() if one.judgement]
     judged.sort(key=lambda entry: not entry[1].claim.curve)
     return [one for wanted in verdicts for verdict, one in judged if verdict == wanted]
 
 
 def count_verdicts(tables: Tables) -> dict[str, int]:
-    """Return the number of claims with each verdict, without claims that were not tested."""
+    """Return {verdict: number of claims}, without claims that were not tested."""
     verdicts = [judged.judgement.verdict for judged in tables.judge() if judged.judgement]
     return {verdict: verdicts.count(verdict) for verdict in VERDICTS if verdict in verdicts and verdict not in UNTESTED}
 
 
 def describe_verdicts(counts: dict[str, int]) -> str:
-    """Return one sentence on the claims that were tested."""
+    """Return one sentence with the number of tested claims for each verdict."""
     if not counts:
         return "No claim of the paper was tested yet."
     parts = ", ".join(f"{count} “{verdict}”" for verdict, count in counts.items())
@@ -104,9 +104,9 @@ def describe_verdicts(counts: dict[str, int]) -> str:
 
 
 def _silenced_memories(index: Index, tables: Tables) -> list[Finding]:
-    """Return findings on memories whose silencing has an effect, one per token.
+    """Return findings on memories whose silencing has an effect, at most one per token.
 
-    Memories with the full number of prompts come first, then those with the largest factor.
+    Memories with the full number of prompts come first. Within each group, the largest factor comes first.
     """
     memories: dict[tuple[int, int], list[Row]] = {}
     for row in tables.rows("silencing") or []:
@@ -180,7 +180,7 @@ def _claim(judged: JudgedClaim, index: Index, tables: Tables) -> Finding:
     curve = _curve(judged, tables)
     numbers = judgement.yours + (f" ({judgement.interval})" if judgement.interval and not curve else "")
     if judgement.measure and claim.write is as_points_per_layer:
-        numbers = claim.write(judgement.measure.value)  # in the unit of the shuffled networks
+        numbers = claim.write(judgement.measure.value)  # same unit as the number of the shuffled networks
     numbers += f"; shuffled: {judgement.shuffled}" if judgement.shuffled else ""
     numbers += "" if curve and curve.published else f"; in the paper {claim.published}"
     words = shlex.split(tables.command(judged.experiment))  # "memlens VERB INDEX ...", as in the report

@@ -61,7 +61,7 @@ class ChangeCard:
     after: str
     cosine: float | None
     memories: list[str]  # memories with the largest effects
-    verdicts: str = ""  # number of people who judged the words related or distant
+    verdicts: str = ""  # numbers of people who judged the two tokens related and distant
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class PatternCard:
     prefixes: int
     auroc: float | None  # AUROC of held-out triggers against random prefixes
     auroc_same_token: float | None  # AUROC of held-out triggers against prefixes with the same last tokens
-    others: list[str]  # best pattern of each other sense of the memory
+    others: list[str]  # best pattern of each of the memory's other senses
     examples: list[TriggerExample]
 
 
@@ -128,7 +128,7 @@ def _names(index: Index, rows: list[Row]) -> list[MemoryId]:
 
 
 def _promoted(index: Index, names: Sequence[MemoryId], most: int) -> dict[MemoryId, list[tuple[str, float, bool]]]:
-    """Return the top tokens of values with their probabilities, and True for trained tokens."""
+    """Return the top tokens of each memory's value, as (token, probability, True if the token was trained)."""
     if not index.has("values"):
         return {}
     by_memory = index.rows_of("values", names, "tokens, p")
@@ -144,7 +144,7 @@ def _promoted(index: Index, names: Sequence[MemoryId], most: int) -> dict[Memory
 
 
 def last_layer_changes(index: Index, tables: Tables) -> list[ChangeCard]:
-    """Return the first sampled compositions of the last layer, or none without the table."""
+    """Return the first sampled compositions of the last layer, or an empty list if the table is missing."""
     needed = ("layer", "text", "residual_text", "output_text", "cosine", "memories")
     table = tables.table("last-layer")
     if table is None or not set(needed) <= set(table.column_names):
@@ -199,14 +199,14 @@ def _other_senses(patterns: Sequence[Row], sense: int | None) -> list[str]:
 
 
 def _select_patterns(index: Index) -> list[Row]:
-    """Return the clearest pattern of each third and kind. If two are equally clear, return the rarer one."""
+    """Return the clearest pattern of each kind and third of the layers, and the rarer of two equally clear patterns."""
     columns, layers = index.schema_names("patterns"), len(index.manifest.model.memories)
     condition = f"coalesce(auroc, 1) >= {LEAST_AUROC}" if "auroc" in columns else "true"
     condition += f" AND kind IN {KINDS}"
     precision = "precision DESC NULLS LAST, " * ("precision" in columns)
     order = f"{precision}confidence DESC NULLS LAST, {'share, ' * ('share' in columns)}"
     order += "len(prefixes) DESC, layer, memory, pattern"
-    candidates = index.sql(  # up to three of each, because one pattern may be the clearest in all thirds
+    candidates = index.sql(  # up to three per kind and third, because one pattern may be the clearest in all thirds
         f"""
         WITH clearest AS (
             SELECT *, least(floor(3 * (layer + 0.5) / {layers}), 2) AS place FROM {{patterns}} WHERE {condition}
@@ -247,7 +247,7 @@ def dead_memories(index: Index) -> list[DeadLayer]:
 def tied_share(index: Index) -> float | None:
     """Return the share of full trigger lists whose last two coefficients are equal, or None without full lists.
 
-    The last entries of such a list are a choice among equals. bfloat16 makes ties frequent.
+    The last entries of a tied list are an arbitrary choice among equal coefficients. bfloat16 makes ties frequent.
     """
     (row,) = index.sql(
         """
@@ -263,7 +263,7 @@ def tied_share(index: Index) -> float | None:
 
 
 def example_of(index: Index, trigger: Trigger, promoted: int | None) -> TriggerExample:
-    """Return a trigger as an example. `promoted` is the value's top token, or None if it is not marked."""
+    """Return a trigger as an example. `promoted` is the value's top token, or None to mark no token as predicted."""
     next_token: Any = trigger.next_token
     text = "" if next_token is None else index.vocabulary[next_token]
     # the text does not contain the name of an unknown token, so the text itself is shown
@@ -278,7 +278,7 @@ def example_of(index: Index, trigger: Trigger, promoted: int | None) -> TriggerE
     )
 
 
-ALIKE_TRIGGERS, ALIKE_TOKENS = 0.5, 0.8  # minimum Jaccard index: 17 of 25 shared triggers, 9 of 10 shared tokens
+ALIKE_TRIGGERS, ALIKE_TOKENS = 0.5, 0.8  # minimum Jaccard index: 17 of 25 triggers or 9 of 10 tokens are shared
 _SHOWN, _NAMES, _EXAMPLES = 2, 12, 3
 
 

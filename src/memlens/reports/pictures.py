@@ -12,7 +12,7 @@ from memlens.reports.findings import Finding
 from memlens.reports.galleries import TriggerExample, example_of
 from memlens.text import number, percent, tail, token, visible
 
-_TOKENS, _TRIGGERS = 10, 5  # number of top tokens and of triggers of the memory
+_TOKENS, _TRIGGERS = 10, 5  # number of top tokens and of triggers to show
 _SHORTEST, _LONGEST = 20, 90  # length of the prompt in characters
 _PROMPT_LAYERS = 48  # maximum number of layers in the picture of a prompt
 _LOWEST, _HIGHEST = -1.0, 2.5  # range of the plot of claims, in multiples of the paper's number
@@ -33,7 +33,7 @@ class PromptPicture:
 
     text: str
     token: str
-    layers: int  # number of layers in which the residual predicts another token
+    layers: int  # number of layers in which the residual does not predict the final token
     panel: Panel
 
 
@@ -57,9 +57,9 @@ def picture_memory(index: Index, findings: Sequence[Finding]) -> MemoryPicture |
 def picture_prompt(index: Index) -> PromptPicture | None:
     """Return a picture of one prefix of the prefix pass, or None if there is no pass or no suitable prefix.
 
-    Prefixes are suitable if their length is readable and the model predicts the token that follows in the text. The
-    prefix whose final token gains most probability from the first to the last scanned layer is selected. Prefixes whose
-    final token is a word and prefixes with at least three predictions come before others.
+    A prefix is suitable if its length is readable and the final token (the model's prediction) is the next token of the
+    text. Among suitable prefixes, those whose final token starts a word are preferred, then those whose residuals
+    predict at least three different tokens, then the largest gain in the final token's probability over the layers.
     """
     prefixes, layers = read_table(index, PREFIXES, PREFIXES_SCHEMA), read_table(index, LAYERS, LAYERS_SCHEMA)
     if prefixes is None or layers is None:
@@ -80,7 +80,7 @@ def picture_prompt(index: Index) -> PromptPicture | None:
     by_layer = index.sql(
         f"SELECT layer, residual_token, p_final FROM {{{LAYERS}}} WHERE prefix = $1 ORDER BY layer", [prompt["prefix"]]
     )
-    step = -(-len(by_layer) // _PROMPT_LAYERS)  # a model with many layers is shown with every second layer, or fewer
+    step = -(-len(by_layer) // _PROMPT_LAYERS)  # draw every layer, or every second (third, ...) layer of a deep model
     drawn = [
         {"name": f"{row['layer']}  {token(index.vocabulary[row['residual_token']])}", "p": row["p_final"]}
         for row in by_layer[::-1][::step][::-1]
@@ -174,7 +174,7 @@ def mark_claim(judged: JudgedClaim) -> ClaimMark | None:
 
 
 def describe_text(index: Index) -> str:
-    """Return one sentence on how far the amount of text carries: how many memories have enough triggers."""
+    """Return one sentence on whether the text is long enough: how many memories are active on enough prefixes."""
     prefixes, top = index.manifest.counts.prefixes, index.manifest.settings.top
     (row,) = index.sql(
         "SELECT count(*) AS memories, count(*) FILTER (frequency * $1 >= $2) AS enough FROM {memories}",

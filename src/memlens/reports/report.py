@@ -104,7 +104,7 @@ class Report:
     values: list[galleries.ValueCard] | None
     patterns: list[galleries.PatternCard] | None
     changes: list[galleries.ChangeCard]
-    duplicates: dict[str, galleries.DuplicateGallery | None]  # by what memories share: "triggers" or "values"
+    duplicates: dict[str, galleries.DuplicateGallery | None]  # "triggers" or "values", which the memories share
     dead: list[galleries.DeadLayer]
     dead_charts: list[Panel]
     routing: list[LayerRouting]  # empty for a model without experts
@@ -155,7 +155,7 @@ def make_report(
             raise OutputError(
                 f"{assets} cannot be the folder for charts, because {out} is the page; use another folder"
             )
-    if place == Path(os.path.realpath(index.folder / REPORT)):  # the index's own report
+    if place == Path(os.path.realpath(index.folder / REPORT)):  # the report in the index folder
         refuse_content(out, is_report, force=True)
     else:
         refuse_output(out, is_report, force=force)
@@ -175,7 +175,7 @@ def make_report(
 
 
 def is_report(head: bytes) -> bool:
-    """Return True if a file begins like a report."""
+    """Return True if `head` is the start of a report."""
     return _GENERATOR in head
 
 
@@ -222,7 +222,7 @@ def _draw_dead(dead: list[galleries.DeadLayer], layers: int) -> list[Panel]:
 
 
 def render(report: Report, bundle: str) -> str:
-    """Return the page."""
+    """Return the HTML of the page. `bundle` is the script that `vega_bundle` returns."""
     script = read_template(_PACKAGE, "report.js")
     manifest = report.index.manifest
     environment = template_environment(_PACKAGE)
@@ -289,7 +289,7 @@ def _data_address(text: str) -> str:
 
 
 def _settings(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return the settings of the scan and of the values, as options and their values."""
+    """Return the settings of the scan and of the values table, as pairs of an option and its value."""
     scan = {key: value for key, value in manifest.settings.to_json().items() if value is not None}
     shown = [(f"--{key.replace('_', '-')}", cell(value)) for key, value in sorted(scan.items())]
     values = msgspec.structs.asdict(manifest.values) if manifest.values.top else {}
@@ -360,7 +360,7 @@ def write_assets(report: Report, folder: Path, progress: Progress = no_progress)
 
 
 def write_chart(folder: Path, chart: Panel) -> None:
-    """Write NAME.svg and NAME.pdf."""
+    """Write a chart as NAME.svg and NAME.pdf."""
     import altair as alt
 
     exported, schema = export_spec(chart.spec), ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])

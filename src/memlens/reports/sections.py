@@ -28,7 +28,8 @@ from memlens.text import cell, column_cells, token
 
 _ROWS_SHOWN = 200
 _COUNTED = {"prefixes": "prefixes", "memories": "memories", "left_out": "left out"}
-# The authors count differently, and few report shares, so their statements about depth are shown next to our numbers.
+# Published counts use other definitions of the roles, and few papers report shares. The report therefore shows what
+# papers say about depth next to the numbers of this model.
 PUBLISHED = {
     "dead": "more than 70% in some lower layers of OPT-66B (Voita et al. 2023)",
     "token": "many in the lower half of OPT (Voita et al. 2023)",
@@ -66,7 +67,7 @@ class Tables:
         return self.index.manifest.experiment(self._descriptions[name][0].name)
 
     def command(self, name: str) -> str:
-        """Return the command that computes a table. If the table exists, the command computes it with its settings."""
+        """Return the command that computes a table. For an existing table, the command repeats its settings."""
         options = [] if self.rows(name) is None else _options(self.note(name))
         return " ".join([self._descriptions[name][1].command or f"memlens experiment INDEX {name}", *options])
 
@@ -78,7 +79,7 @@ class Tables:
         return origin(self.index, EXPERIMENTS[name]) if name in EXPERIMENTS else ""
 
     def passes(self) -> list[tuple[str, list[str]]]:
-        """Return the passes over prefixes that produced tables: a description of each pass, and its tables."""
+        """Return the passes over prefixes as pairs: a description of the pass, and the tables computed from it."""
         by_settings: dict[tuple[str, ...], list[str]] = {}
         for name, experiment in EXPERIMENTS.items():
             if experiment.on_prefixes and self.table(name) is not None and self.origin(name):
@@ -260,7 +261,7 @@ def role_section(index: Index) -> RoleSection | None:
 
 
 def _untested_roles(index: Index) -> tuple[str, ...]:
-    """Return the roles that could not be tested, because the model has no gates or the index no counts by position."""
+    """Return the roles that could not be tested: the model has no gates, or the index has no counts by position."""
     (row,) = index.sql("SELECT count(position) AS positions, min(q_along) AS along FROM {roles}")
     gated = ("enrichment", "depletion") if row["along"] == 1 else ()  # q is 1 for memories that were not tested
     return gated if row["positions"] else ("positional", *gated)

@@ -1,4 +1,4 @@
-"""The page of a task's circuit: faithfulness by size, as a drawing and as a table, and the memories of the circuit."""
+"""The page of a task's circuit: its memories, and the faithfulness by size as a drawing and as a table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOW, _HIGH = -0.25, 1.5  # range of the vertical axis; values outside are drawn
 
 @dataclass(frozen=True)
 class TaskMemory:
-    """A memory of the circuit, with the top tokens of its value and, from an index, its patterns and top trigger."""
+    """A memory of the circuit with the top tokens of its value and, if there is an index, patterns and a trigger."""
 
     name: str
     score: float
@@ -32,7 +32,7 @@ class TaskMemory:
 
 
 def is_task_page(head: bytes) -> bool:
-    """Return True if a file starts like a page written by `write_task_page`."""
+    """Return True if `head` is the start of a page written by `write_task_page`."""
     return head.startswith(_START)
 
 
