@@ -55,11 +55,11 @@ class Attribution:
     p: float  # probability of the token without edits
     method: str  # "exact" or "integrated"
     effects: dict[MemoryId, float]  # the part of p that each memory accounts for
-    gaps: dict[int, float] = field(default_factory=dict)  # by layer: sum of effects minus exact sum ("integrated")
+    gaps: dict[int, float] = field(default_factory=dict)  # for "integrated": layer -> sum of effects minus exact sum
 
     @property
     def gap(self) -> float:
-        """The largest gap of any layer, with its sign, or 0 for "exact". Effects below the gap are not reliable."""
+        """The largest gap of any layer, with its sign, or 0 for "exact". Effects smaller than it are not reliable."""
         return max(self.gaps.values(), key=abs, default=0.0)
 
     def strongest(self, count: int = 10) -> list[tuple[MemoryId, float]]:
@@ -119,7 +119,7 @@ class Question:
     def attribution(
         self, method: str, effects: dict[MemoryId, float], gaps: dict[int, float] | None = None
     ) -> Attribution:
-        """Return the effects as an Attribution of this prompt and token."""
+        """Return an Attribution of this prompt and token with these effects."""
         token = Token(self.token, self.model.tokenizer.token_text(self.token))
         return Attribution(self.prompt.text, token, self.p, method, effects, gaps or {})
 
@@ -221,7 +221,7 @@ def silence_one_per_line(memories: list[MemoryId], rows: Tensor) -> dict[int, Ch
     return {layer: partial(change, layer=layer) for layer in {memory.layer for memory in memories}}
 
 
-_MOST_STEPS = 1000  # n nodes are computed from an n x n matrix
+_MOST_STEPS = 1000  # limit of `steps`, because n nodes are computed from an n x n matrix
 _INTEGRATED_BATCH_TOKENS = 1024  # smaller than _BATCH_TOKENS, because a backward pass keeps all activations
 
 
@@ -244,7 +244,7 @@ def integrate(
         layers: The layers. None for all layers.
         token: The token whose probability is measured. None for the predicted token.
         position: The position whose prediction is measured.
-        positions: The positions whose coefficients count. None for all positions, including BOS.
+        positions: The positions whose coefficients are scaled from 0 to m. None for all positions, including BOS.
         steps: Number of nodes of the integral. More steps make `gaps` smaller.
         batch_tokens: Maximum number of tokens per forward pass.
 
@@ -303,7 +303,7 @@ def _integrate_layer(question: Question, layer: int, m: Tensor, steps: int, batc
 
 
 def _gradient(question: Question, layer: int, m: Tensor, shares: Tensor) -> Tensor:
-    """Return dp/dm [steps, pos, memories] at each multiple of m. Only the edited positions are scaled."""
+    """Return dp/dm [steps, pos, memories] at `shares` times m. Only the edited positions are scaled."""
     path = m.repeat(len(shares), 1, 1)
     path[:, question.rows] = m[:, question.rows] * shares[:, None, None]
     path.requires_grad_()
@@ -319,20 +319,20 @@ class CommonMemory:
     """A memory that supports the prediction of several prompts."""
 
     memory: MemoryId
-    prompts: int  # number of prompts in which the memory counts
+    prompts: int  # number of prompts in which the memory matters (see in_common)
     effect: float  # mean effect over all prompts
 
 
 def in_common(
     attributions: Attribution | Sequence[Attribution], *, threshold: float = 0.2, share: float = 0.7
 ) -> list[CommonMemory]:
-    """Return the memories that matter in several prompts, by number of prompts, then by effect.
+    """Return the memories that matter in several prompts, sorted by number of prompts, then by effect.
 
     A memory matters in a prompt if its effect is positive and at least `threshold` times the largest effect.
 
     Args:
         attributions: Results of `silence_each` or `integrate`, one per prompt.
-        threshold: Smallest effect, relative to the largest one.
+        threshold: Smallest effect that matters, relative to the largest effect in the same prompt.
         share: Share of the prompts in which a memory must matter.
 
     Returns:

@@ -1,10 +1,10 @@
-"""Coefficients on a text: those of one memory at every token, or the memories that are most active.
+"""Coefficients on a text: the coefficients of one memory at every token, or the memories that are most active.
 
 To rank the memories of all layers in one list, each coefficient is divided by the memory's range in the scan:
 
     relative = m / max   if m is positive,   m / min   if m is negative
 
-A memory that had no coefficients of this sign in the scan is left out.
+A memory is left out if none of its coefficients in the scan had this sign.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def fires_on(
         order: "relative" sorts by the coefficient divided by the memory's range in the scan. "effect" sorts by the
             effect on the logit of the token that is predicted after the text.
         layers: The layers. None for all layers of the index.
-        limit: The largest number of memories.
+        limit: Maximum number of memories.
 
     Returns:
         The memories, and the total number of active memories.
@@ -100,7 +100,7 @@ def fires_on(
 
 
 def firing_of(run: TracedPrompt, index: Index, order: str, layers: Sequence[int] | None, limit: int) -> FiringResult:
-    """Return the most active memories of a prompt that has already been run. See fires_on."""
+    """Return the most active memories of a prompt that has already been run. The arguments are those of fires_on."""
     check_top(limit)
     if order not in FIRING_ORDERS:
         raise SettingError(f"--order is '{order}'; choose one of: {', '.join(FIRING_ORDERS)}")

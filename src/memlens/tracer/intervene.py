@@ -1,6 +1,6 @@
 """Run a model with edited coefficients: traces before and after, continuations, and selections of memories.
 
-The positions of an intervention count the prompt's tokens. In the model's input, BOS may come before them.
+The positions of an intervention count the prompt's tokens. In the model's input, BOS may come before these tokens.
 """
 
 import os
@@ -65,8 +65,8 @@ def apply_edits(
 ) -> AbstractContextManager[None]:
     """Return a context manager in which the model runs with these edits.
 
-    Raises an error if an edit does not fit the model. Without a prompt, the model may run on any texts, and edits of
-    single positions are rejected.
+    Raises an error if an edit does not fit the model. Without a prompt, the model may run on any text, so edits of
+    individual positions are rejected.
     """
     intervention.check(model)
     edits: dict[ExpertId, list[_GroupEdit]] = {}
@@ -167,7 +167,7 @@ def effect_of(
     top: int,
     index: Index | None,
 ) -> InterventionEffect:
-    """Compare one position of a prompt that was run without edits and with edits."""
+    """Return both traces of a position and their differences, from a run without edits and a run with edits."""
     before, log_p = without.trace(position, token, against, top, index)
     after, log_q = edited.trace(position, before.token.id, against, top, index)
     changes = before.prediction.id != after.prediction.id
@@ -176,10 +176,10 @@ def effect_of(
 
 @contextmanager
 def hooked(model: Source, edits: Intervention | Edit | str | Iterable[Edit | str]) -> Iterator[Any]:
-    """Lend the transformers model with edits applied, for code that is not part of memlens.
+    """Apply edits to the transformers model inside a `with` block, for code that is not part of memlens.
 
-    The edits apply at every position of every forward pass inside the `with` block, also in `generate`, and are removed
-    at its end. Code that copies the weights into a network of its own does not see them.
+    The edits apply at every position of every forward pass inside the block, also in `generate`, and are removed at the
+    end of the block. Code that copies the weights into another network runs without the edits.
 
     Args:
         model: A model, an argument of `load`, or an index.
@@ -190,7 +190,7 @@ def hooked(model: Source, edits: Intervention | Edit | str | Iterable[Edit | str
 
     Raises:
         ModelError: The model is not a transformers model.
-        SettingError: An edit names single positions, or does not fit the model.
+        SettingError: An edit names individual positions, or does not fit the model.
 
     Example:
         >>> import torch
@@ -319,7 +319,7 @@ class Generation(Iterator[TokenShare]):
 
 
 def _text(model: MemoryModel, prompt: Prompt, tokens: list[int]) -> str:
-    """Return the text of the new tokens. Decoding them alone may lose a space at the start."""
+    """Return the text of the new tokens, decoded together with the prompt to keep a space at their start."""
     before = model.tokenizer.decode(prompt.tokens)
     whole = model.tokenizer.decode([*prompt.tokens, *tokens])
     return whole[len(before) :] if whole.startswith(before) else model.tokenizer.decode(tokens)
@@ -339,7 +339,7 @@ def promoting(
         index: An index with values.
         tokens: One token or several, as text.
         end: "top" for memories that promote the tokens, "bottom" for memories that demote them.
-        within: Number of tokens at this end of a value that count.
+        within: How many tokens at this end of a value to search.
         limit: Maximum number of memories. None for all.
 
     Returns:

@@ -240,7 +240,7 @@ class Intervention:
     edits: tuple[Edit, ...]  # the constructor also accepts a single edit, and edits as text
     model: str = ""  # the model's name, for messages
     fingerprint: str | None = None  # None if not bound to a model
-    dtype: str | None = None  # dtype of the model, which its fingerprint depends on
+    dtype: str | None = None  # dtype of the model, on which the fingerprint depends
 
     def __post_init__(self) -> None:
         edits: Any = [self.edits] if isinstance(self.edits, (Edit, str)) else self.edits
@@ -355,7 +355,7 @@ class Intervention:
         return replace(self, model=loaded.name, fingerprint=fingerprint, dtype=_dtype_of(loaded))
 
     def for_any(self) -> Intervention:
-        """Return the same edits, not bound to a model. This saves computing the fingerprint of a large model.
+        """Return the same edits, not bound to a model. Applying them then needs no fingerprint of a large model.
 
         Returns:
             An intervention for any model that has the memories.
@@ -387,7 +387,7 @@ class Intervention:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
-        """Return the schema for the JSON of the workbench, where an intervention is its document."""
+        """Return the schema for the JSON of the workbench, which represents an intervention by its document."""
         from pydantic_core import core_schema
 
         document = core_schema.plain_serializer_function_ser_schema(
@@ -483,7 +483,10 @@ def is_intervention(head: bytes) -> bool:
 
 
 def check_layer(model: MemoryModel, layer: int, name: str = "") -> None:
-    """Raise UnknownName if the model does not have the layer. `name` is what the message calls missing."""
+    """Raise UnknownName if the model does not have the layer.
+
+    `name` is the memory or expert that the message calls missing. By default, the message names the layer.
+    """
     if not 0 <= layer < len(model.layers):
         missing = name or f"layer {layer}"
         raise UnknownName(f"{missing} does not exist: {model.name} has layers 0 to {len(model.layers) - 1}")
@@ -525,7 +528,7 @@ def short(content: Any) -> str:
 
 
 def _digits(number: float) -> str:
-    """Format a number with the fewest digits that are read as the same number."""
+    """Format a number with the fewest digits from which the same number can be read."""
     return f"{number:g}" if float(f"{number:g}") == number else repr(number)
 
 

@@ -138,7 +138,7 @@ def open_model(
         dtype: The weight dtype. None for the dtype of the index, or "auto" without an index.
 
     Raises:
-        SettingError: `where` or `dtype` does not apply.
+        SettingError: `where` is given for a model that is not an index, or `dtype` is not that of the index.
         ModelError: The index belongs to another model.
     """
     opened = None if index is None else open_index(index)

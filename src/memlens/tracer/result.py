@@ -34,7 +34,7 @@ _VALUES_AT_ONCE = 1024  # maximum number of values to score at once, to limit me
 
 @dataclass
 class Names:
-    """The description of one memory."""
+    """What is known about one memory: the tokens at both ends of its value, its best triggers and its patterns."""
 
     top: list[int] = field(default_factory=list)  # tokens that the memory's value promotes, strongest first
     bottom: list[int] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Names:
 
 
 def check_index(model: MemoryModel, index: Index) -> None:
-    """Raise ModelError if the index is of another model. A few changed values are allowed."""
+    """Raise ModelError if the index is of another model. A few changed values do not count as another model."""
     differences = []
     for name in ("family", "width", "vocabulary"):
         indexed, loaded = getattr(index.manifest.model, name), getattr(model, name)
@@ -231,7 +231,7 @@ class FiringResult:
 
     text: str
     tokens: tuple[str, ...]
-    prediction: Token  # the predicted next token, whose logit the effects refer to
+    prediction: Token  # the predicted next token; effects are contributions to its logit
     order: str  # one of FIRING_ORDERS
     total: int  # number of active memories
     found: tuple[FiringHit, ...]
@@ -263,8 +263,8 @@ class Trace:
     """One position of a prompt, with the logit of one token as a sum of parts.
 
     The logit is the model's logit before soft-capping. For an adaptive softmax, it is the score of the word, plus the
-    score of the word's cluster if the word is not in the head. This is log p without the normalizers of the head and of
-    the cluster.
+    score of the word's cluster if the word is not in the head. This score is log p without the normalizers of the head
+    and of the cluster.
     """
 
     model: str
@@ -274,7 +274,7 @@ class Trace:
     token: TokenShare  # the traced token
     rank: int  # 1 + the number of tokens that are more likely
     prediction: TokenShare  # the most likely token
-    settled: int  # the first layer from which on top(o) is the prediction in every layer
+    settled: int  # first layer from which top(o) stays the prediction
     logit: float  # logit of the traced token, minus the logit of `against` if there is one
     parts: dict[str, float]  # embedding, attention, memories, block biases and output biases; they sum to the logit
     embedding: float  # contribution of the input embedding

@@ -3,7 +3,8 @@
 1. Run each top trigger and read p, the distribution of the next token.
 2. Silence the memory at the last position, run the model, and read p again. Average the changes of p over the triggers,
    and list the tokens whose probability falls and rises most.
-3. Repeat step 2 for a control: the other memory of the layer with the largest |m| * ||v|| at the same position.
+3. Repeat step 2 for a control: among the layer's other memories, the memory with the largest |m| * ||v|| at this
+   position.
 
 The control is needed because silencing almost any large memory lowers the tokens that the model predicts at its
 triggers. Tokens that fall for the memory but not for the control are evidence about the memory.
@@ -27,7 +28,7 @@ class ChangedToken(Token):
     """A token and the mean change of its probability."""
 
     change: float
-    control: float  # mean change of its probability if the control is silenced
+    control: float  # mean change of the token's probability if the control is silenced
 
 
 @dataclass(frozen=True)

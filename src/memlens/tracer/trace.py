@@ -87,7 +87,7 @@ def check_finite(model: MemoryModel, scores: Tensor) -> None:
 
 
 def log_probabilities(model: MemoryModel, states: Tensor) -> Tensor:
-    """Return log p [n, vocabulary] of states [n, d] in float64, which is needed to compare distributions."""
+    """Return log p [n, vocabulary] of states [n, d] in float64, which is precise enough to compare distributions."""
     logits = model.lens.capped(model.lens.state_logits(states)).cpu().double()
     check_finite(model, logits)
     return torch.log_softmax(logits, dim=-1)
@@ -204,7 +204,7 @@ class _Tracer:
         lens, layers = model.lens, range(self.count)
         states = [store[layer] for layer in layers for store in (positions.r, positions.o)]
         logits = lens.capped(lens.state_logits(torch.cat(states))).unflatten(0, (self.count, 2))
-        added = torch.stack([lens.addition_scores(positions.y[layer], layer) for layer in layers])  # read like values
+        added = torch.stack([lens.addition_scores(positions.y[layer], layer) for layer in layers])  # read y like values
         every = torch.cat([logits[:, :1], added, logits[:, 1:]], dim=1)  # [layers, r y o, vocabulary]
         self.readings: Readings = _read_scores(model, every.flatten(0, 1), top)
         self.accounting = LogitDecomposition(model)

@@ -5,7 +5,8 @@
     side_effects(model, change, probes)
     save_changed(model, change, "edited-model")
 
-Weights are changed in place and restored exactly, also after an exception. Only the changed values are copied.
+Weights are changed in place and restored exactly, also after an exception. To save memory, only the changed values are
+copied before the change.
 """
 
 import os
@@ -49,7 +50,7 @@ class ValueChange:
 
     @classmethod
     def towards(cls, model: Source, memory: str | MemoryId, token: str | int, amount: float) -> "ValueChange":
-        """Return a change that moves a value along the direction of a token.
+        """Return a change that moves a memory's value along the direction of a token.
 
         Args:
             model: A model, an argument of `load`, or an index.
@@ -78,7 +79,7 @@ class ValueChange:
 
     @classmethod
     def replaced(cls, model: Source, memory: str | MemoryId, value: Tensor | Sequence[float]) -> "ValueChange":
-        """Return a change that replaces a value by another vector.
+        """Return a change that replaces a memory's value by another vector.
 
         Args:
             model: A model, an argument of `load`, or an index.
@@ -124,7 +125,7 @@ class ValueChange:
 
 
 def token_direction(model: MemoryModel, memory: MemoryId, token: int) -> Tensor:
-    """Return the unit vector [d] along which a value's score for the token rises fastest, including norms."""
+    """Return the unit vector [d] along which a value's score for the token rises fastest, accounting for norms."""
     layer = model.layers[memory.layer]
     direction = model.lens.logit_rows(torch.tensor([token], device=model.device))[0]
     for norm, scale in ((model.lens.final_norm, layer.scale), (layer.post_norm, layer.group_named(memory.owner).scale)):
@@ -276,7 +277,7 @@ def _all_positions(model: MemoryModel, prompt: Prompt) -> Tensor:
 
 
 def _through(norm: Norm, direction: Tensor) -> Tensor:
-    """Return the direction before a norm that corresponds to a direction after it."""
+    """Return the direction in a norm's input that corresponds to `direction` in its output."""
     direction = direction if norm.gain is None else direction * norm.gain
     return direction - direction.mean() if norm.centers else direction
 
