@@ -1,11 +1,11 @@
-"""Optional descriptions of memories by a language model behind an OpenAI-compatible endpoint, with a test of each.
+"""Descriptions of memories that a language model behind an OpenAI-compatible endpoint proposes, each with a test.
 
  1. The model reads half of a memory's triggers and proposes a description of one line.
  2. In a new conversation, the model reads this description and the other half of the triggers, mixed with random
     prefixes of the corpus. It names the prefixes that fit the description.
  3. The score is the balanced accuracy of this detection. Chance is 0.5.
 
-The user chooses the endpoint. It receives triggers of the memories that are described and, if the environment variable
+The user chooses the endpoint. The endpoint receives triggers of the described memories and, if the environment variable
 MEMLENS_EXPLAINER_KEY is set, this key. A proposal names its author and is never added to the patterns.
 """
 
@@ -28,7 +28,7 @@ from memlens.memory import MemoryId
 from memlens.pattern.words import sample_prefixes
 
 KEY_VARIABLE = "MEMLENS_EXPLAINER_KEY"
-TOP = 24  # number of triggers; one half is described, the other half is used for detection
+TOP = 24  # number of triggers: one half is described, the other half tests the description
 _CHARACTERS = 300  # number of characters to send from the end of a prefix
 _SECONDS = 120.0
 
@@ -45,7 +45,7 @@ _DETECT = (
 
 @dataclass(frozen=True)
 class Explainer:
-    """An endpoint and its model."""
+    """The address of an OpenAI-compatible endpoint and the name of the model to ask."""
 
     url: str  # base address, such as http://localhost:8080/v1
     model: str = "default"
@@ -60,7 +60,7 @@ class Explainer:
             raise SettingError(f"--explainer is '{self.url}'; give an address like http://localhost:8080/v1")
 
     def ask(self, prompt: str) -> str:
-        """Return the answer to one question in a new conversation."""
+        """Send a prompt in a new conversation and return the answer."""
         body = {"model": self.model, "messages": [{"role": "user", "content": prompt}], "temperature": 0}
         headers = {"Content-Type": "application/json"}
         key = os.environ.get(KEY_VARIABLE)
@@ -95,7 +95,7 @@ def _message(content: Any, address: str) -> str:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A language model's description of a memory's triggers, and the accuracy with which it detects other triggers."""
+    """A language model's description of a memory's triggers, and how well the description detects other triggers."""
 
     memory: MemoryId
     description: str
@@ -110,7 +110,7 @@ class Proposal:
 
 
 def propose(index: Index, memory: str | MemoryId, explainer: Explainer, seed: int = 0) -> Proposal:
-    """Ask for a description of half of the triggers and test it on the other half."""
+    """Ask the endpoint to describe half of a memory's triggers, and test the description on the other half."""
     name = index.check(memory)
     texts = [_end(trigger.text) for trigger in index.triggers(name, limit=TOP)]
     if len(texts) < 3:
@@ -155,5 +155,5 @@ def _random_texts(index: Index, count: int, random: np.random.Generator, without
 
 
 def _end(text: str) -> str:
-    """Return the end of the text as one line."""
+    """Return the last _CHARACTERS characters of the text on one line."""
     return " ".join(text.split())[-_CHARACTERS:]

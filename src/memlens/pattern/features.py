@@ -5,12 +5,12 @@
     ANYWHERE + n   n consecutive words anywhere in the window
     SHAPE          properties of the last word: its shape (year, capital, opening quote), an affix (-ing, un-), the last
                    token as a piece inside a word, the class of the last token (tokens.parquet), a word list, and the
-                   kind of word that continues after the prefix (any, capitalized, number, year); also a list or form of
-                   the word before the last, the first word of the sentence, the number of words in the sentence so far,
-                   whether a bracket is open, and the next token
+                   kind of word inside which the prefix ends (any, capitalized, number, year); also a word list or word
+                   form of the second-to-last word, the first word of the sentence, the number of words in the sentence
+                   so far, whether a bracket is open, and the next token
 
-An affix has two to four letters and is shorter than its word. A key contains its kind and up to three word numbers, so
-it can be decoded without a table.
+An affix has two to four letters and is shorter than its word. A key contains the kind of the feature and up to three
+word numbers, so it can be decoded without a table of keys.
 
 Classes of words come from the model's embeddings and have no names. If three quarters of the words of a class are in
 one of the lists below, the class is described by the name of the list, otherwise by its most frequent words. Each list
@@ -18,8 +18,9 @@ is also a feature, because people describe words as "a preposition" even if the 
 The lists are English.
 
 The background is a seeded sample of all prefixes, which is processed by the same compiled code as triggers. The
-frequency of an ending or shape is counted. An n-gram is more likely in a longer prefix. Its probability in a prefix of
-L words is 1 - exp(-rate L), with the rate that gives its frequency in the whole sample.
+frequency of an ending or shape is its count in this sample. An n-gram is more likely in a longer prefix: its
+probability in a prefix of L words is 1 - exp(-rate L). The rate is chosen so that the mean of this probability over the
+sample equals the frequency of the n-gram in the sample.
 """
 
 from __future__ import annotations
@@ -94,7 +95,10 @@ FUNCTION_LISTS = (
 
 
 def is_content_word(word: str) -> bool:
-    """Return True if a lower-case word is not a function word and has three letters or more, or is not ASCII."""
+    """Return True if a lower-case word of at least three letters is not a function word.
+
+    Words that are not ASCII may be shorter.
+    """
     has_letters = word.isalpha() and (len(word) > 2 or not word.isascii())
     return has_letters and not any(word in _WORDS[name] for name in FUNCTION_LISTS)
 
@@ -115,9 +119,9 @@ def describe_class(examples: Sequence[str]) -> str:
 
 LONGEST = 3
 FRAME, ENDING, ANYWHERE, SHAPE = 0, 0, 3, 7  # an ending has at least one word, so 0 is free for frames
-# The bits above the 40 lowest ones state what a SHAPE key describes: the last word, the first word of the sentence or
-# its list, the number of words of the sentence, the word before the last, an open bracket, the class of the last token,
-# or the next token.
+# The bits above the lowest 40 encode what a SHAPE key describes: the last word, the first word of the sentence, a word
+# list with this first word, the number of words of the sentence, the second-to-last word, an open bracket, the class of
+# the last token, or the next token.
 LAST, FIRST, FIRST_LIST, EARLY, BEFORE, INSIDE, LAST_CLASS, FOLLOWING = 0, 1, 2, 3, 4, 5, 6, 7
 EARLY_WORDS = (1, 3, 6)  # a tuple, so that compiled code can read it
 _EARLY = {1: "with the first word", 3: "within the first three words", 6: "within the first six words"}
@@ -129,7 +133,8 @@ _AFFIXES = (2, 3, 4)
 _STEM = 1
 
 KeyArray = NDArray[np.int64]
-# Families of hypotheses. Each has its own cutoff, because there are few classes of words, more words and many wordings.
+# Families of hypotheses. Each family has its own cutoff, because there are few classes of words, more single words, and
+# very many sequences of words.
 _WORDINGS = ("one word at the end", "two words at the end", "three words at the end", "words with a gap at the end")
 _ANYWHERE = ("one word anywhere", "two words anywhere", "three words anywhere")
 _SORTS_OF = ("forms of last words", "openings of sentences", "sorts of words before them", "classes of last words")
@@ -139,7 +144,7 @@ OF_LAST_WORDS, OF_OPENINGS, OF_BEFORE, OF_CLASSES, OF_FOLLOWING = 7, 8, 9, 10, 1
 _FAMILY = {"frame": GAPS, **dict.fromkeys(("shape", "piece", "list"), OF_LAST_WORDS), "class": OF_CLASSES}
 _FAMILY |= {"opening": OF_OPENINGS, "early": OF_OPENINGS, "inside": OF_BEFORE, "before": OF_BEFORE, NEXT: OF_FOLLOWING}
 
-# Shapes of words, special ones first. A word has every shape that it matches.
+# Shapes of words, most specific first. A word has every shape that it matches.
 _SHAPES = {
     "year": re.compile(r"1[0-9]{3}|20[0-9]{2}"),
     "decade": re.compile(r"1[0-9]{2}0s|20[0-9]0s"),
@@ -154,12 +159,12 @@ _INSIDE = {
     INSIDE_NAME: "a capitalized word",
     INSIDE_NUMBER: "a number",
     INSIDE_YEAR: "a year",
-}  # by kind of word that continues after the prefix
+}  # descriptions of the word inside which a prefix ends, by shape
 STOP, SIGN, SHORT = 1, 2, 3
 MOST_LISTS = 3  # maximum number of lists per word
-MOST_SORTS = 5  # maximum number of lists and forms of the word before the last
-_SORTS = ("-s", "-ed", "-ing", "-ly", "year", "number")  # forms of the word before the last that have a name
-PLURAL = "-s"  # except words in -ss, -us and -is
+MOST_SORTS = 5  # maximum number of word lists and word forms of the second-to-last word
+_SORTS = ("-s", "-ed", "-ing", "-ly", "year", "number")  # word forms of the second-to-last word
+PLURAL = "-s"  # words in -ss, -us and -is do not count
 _OF_WHOLE_WORDS = (PLURAL, "year", "decade", "ordinal", "number")  # shapes that an incomplete word cannot have
 PIECE, CLASS, LIST = "piece ", "class ", "list "  # prefixes of feature names
 _DESCRIPTIONS = {
@@ -200,14 +205,14 @@ def inside_shapes(spelling: str) -> list[str]:
 
 
 def _mark(word: str) -> int:
-    """Return STOP, SIGN or SHORT for a word, or 0 for other words."""
+    """Return STOP for the end of a sentence, SIGN for other punctuation, SHORT for a short word, or 0."""
     if word and not word[0].isalnum():
         return STOP if word in ".!?" else SIGN
     return SHORT if len(word) <= 2 else 0
 
 
 def _is_piece(token: str) -> bool:
-    """Return True if a token inside a word has enough characters to describe it: two letters, or a digit."""
+    """Return True if a token can describe the word that contains it: it has at least two letters, or is a number."""
     return token.isdigit() or (token.isalpha() and len(token) > 1)
 
 
@@ -217,27 +222,27 @@ def _describe_shape(shape: str) -> str:
 
 
 def _describe_before(shape: str) -> str:
-    """Return the description of a list or form of the word before the last."""
+    """Return the description of a word list or word form of the second-to-last word."""
     plain = {PLURAL: "a plural or another word in -s", "year": "a year", "number": "a number"}
     return plain.get(shape, f"a word in {shape}" if shape.startswith("-") else shape)
 
 
 class SpellingFeatures(NamedTuple):
-    """Numbers of the features of spellings, words and tokens, 0 for none.
+    """The feature numbers of spellings, words and tokens, 0 for none.
 
-    A tuple, so that compiled code can read it.
+    This is a tuple so that compiled code can read it.
     """
 
     shapes: NDArray[np.int32]  # shapes, affixes and lists of all spellings
     offsets: NDArray[np.int64]  # [spellings + 1]: first entry of each spelling in `shapes`
     inside: NDArray[np.int32]  # [spellings, 2]: shapes of prefixes that end inside a word, by its complete spelling
-    classes: NDArray[np.int32]  # [grains, vocabulary]: classes of each token
+    classes: NDArray[np.int32]  # [grains, vocabulary]: class of each token at each grain (broad to finest)
     pieces: NDArray[np.int32]  # [vocabulary]: feature of the token as a piece inside a word
     lengths: NDArray[np.int32]  # [spellings]: number of letters
     token_lengths: NDArray[np.int32]  # [vocabulary]: number of letters
     marks: NDArray[np.int8]  # [words]: STOP, SIGN (other punctuation), SHORT (may be an abbreviation), or 0
     lists: NDArray[np.int32]  # [words, MOST_LISTS]: lists that contain the word
-    sorts: NDArray[np.int32]  # [words, MOST_SORTS]: lists and forms of the word, if it comes before the last word
+    sorts: NDArray[np.int32]  # [words, MOST_SORTS]: word lists and word forms of a second-to-last word
     brackets: NDArray[np.int64]  # [2]: word numbers of "(" and ")"
     of_whole_words: NDArray[np.bool_]  # [names + 1]: whether the feature applies to complete words only
 
@@ -245,13 +250,13 @@ class SpellingFeatures(NamedTuple):
 def number_features(
     words: Words, last: NDArray[Any], tokens: Sequence[str], classes: NDArray[np.int32]
 ) -> tuple[SpellingFeatures, list[str]]:
-    """Number the features of spellings, words and tokens. Returns the numbers and the names, the first for number 1.
+    """Number the features of spellings, words and tokens. Returns the numbers, and the names from number 1 on.
 
     Args:
         words: The vocabulary.
         last: Spellings that end a prefix. Other spellings get no features.
         tokens: The text of every token.
-        classes: The classes of every token for several sizes of classes, -1 for none. [sizes, vocabulary]
+        classes: The class of every token at each grain (broad to finest), -1 for none. [grains, vocabulary]
     """
     numbers = {name: number for number, name in enumerate((OPENING_QUOTE, *_INSIDE), 1)}
 
@@ -307,7 +312,7 @@ def number_features(
 class Feature:
     """A feature, decoded from its key."""
 
-    kind: str  # "ending", "n-gram" or one of _FAMILY
+    kind: str  # "ending", "n-gram" or a key of _FAMILY
     words: tuple[int, ...] = ()  # word numbers; GAP for any word
     shape: str = ""  # name of the shape, or the number of a next token
 
@@ -320,7 +325,10 @@ class Feature:
 
     @property
     def places(self) -> frozenset[int]:
-        """The described places: 1 for the last word, 0 for the start of the sentence. An n-gram has none."""
+        """The places that the feature describes. An n-gram has no places.
+
+        1 is the last word, 2 the second-to-last word, 0 the start of the sentence, and -1 an open bracket.
+        """
         if self.kind == "n-gram":
             return frozenset()
         if self.kind in ("opening", "early", "before", "inside"):
@@ -335,7 +343,7 @@ class Feature:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the feature is the kind of word that continues after the prefix."""
+        """Whether the feature describes the word inside which the prefix ends."""
         return self.kind == "shape" and self.shape in _INSIDE
 
     @property
@@ -345,14 +353,15 @@ class Feature:
         return of_words or self.shape in (PLURAL, *_INSIDE)
 
     def text(self, words: Sequence[str] | Mapping[int, str]) -> str:
-        """Return the words of the feature. `words` are the texts of its words by number."""
+        """Return the words of the feature as one string. `words` holds the text of each word by number."""
         texts = ["…" if number == GAP else words[number] for number in self.words]
         return " ".join(texts).removeprefix("… ")
 
     def describe(self, words: Mapping[int, str], examples: Sequence[str] = ()) -> str:
-        """Return a description. `words` are the spellings of the feature's words by number.
+        """Return a description of the feature.
 
-        `examples` are whole words at the described place, most frequent first.
+        `words` holds the spellings of the feature's words by number. `examples` are whole words at the described place,
+        most frequent first.
         """
         if self.kind == "class":
             return describe_class(examples)
@@ -423,7 +432,7 @@ def _add_keys_(prefixes: PrefixWords, spelled: SpellingFeatures, row: int, keys:
             if start + n > end or words[start + n - 1] == 0:
                 break
             body = (body << BITS) | np.int64(words[start + n - 1])
-            if start + n < end or not prefixes.goes_on[row]:  # an incomplete word is no word of the text
+            if start + n < end or not prefixes.goes_on[row]:  # an incomplete last word is not a word of the text
                 keys[count] = (np.int64(ANYWHERE + n) << KIND) | body
                 count += 1
             if start + n == end:
@@ -435,7 +444,7 @@ def _add_keys_(prefixes: PrefixWords, spelled: SpellingFeatures, row: int, keys:
             keys[count] = (np.int64(SHAPE) << KIND) | np.int64(spelled.shapes[place])
             count += 1
     if prefixes.opens[row]:
-        keys[count] = (np.int64(SHAPE) << KIND) | np.int64(1)  # numbers as in number_features
+        keys[count] = (np.int64(SHAPE) << KIND) | np.int64(1)  # number_features gives OPENING_QUOTE the number 1
         count += 1
     if prefixes.goes_on[row]:
         for number in spelled.inside[prefixes.whole[row]]:
@@ -476,7 +485,7 @@ def sentence_start(words: Any, marks: Any, begin: int, end: int) -> int:
 
 @compiled_part
 def _add_opening_(prefixes: PrefixWords, spelled: SpellingFeatures, begin: int, end: int, keys: Any, count: int) -> int:
-    """Append the position in the sentence, and the first word and its lists unless it is also the last word."""
+    """Append the position in the sentence. Unless it is also the last word, append the first word and its lists."""
     start = sentence_start(prefixes.words, spelled.marks, begin, end) if end > begin else -1
     if start < 0:
         return count
@@ -497,7 +506,7 @@ def _add_opening_(prefixes: PrefixWords, spelled: SpellingFeatures, begin: int, 
 
 @compiled_part
 def _add_before_(prefixes: PrefixWords, spelled: SpellingFeatures, begin: int, end: int, keys: Any, count: int) -> int:
-    """Append lists and forms of the word before the last, and whether a bracket is open."""
+    """Append word lists and word forms of the second-to-last word, and whether a bracket is open."""
     if end - begin >= 2:
         for number in spelled.sorts[prefixes.words[end - 2]]:
             if number > 0:
@@ -507,7 +516,7 @@ def _add_before_(prefixes: PrefixWords, spelled: SpellingFeatures, begin: int, e
     place = end - 1
     while place >= begin and words[place] != opens and words[place] != closes:
         place -= 1
-    # a bracket that is the last word is already an ending; unknown words have number 0
+    # if the bracket is the last word, there is already an ending; unknown words have number 0
     if begin <= place < end - 1 and words[place] == opens and opens > 0:
         keys[count] = (np.int64(SHAPE) << KIND) | (np.int64(INSIDE) << (2 * BITS)) | np.int64(1)
         count += 1
@@ -610,7 +619,8 @@ def shared_keys(
 ) -> tuple[NDArray[np.int32], KeyArray, NDArray[np.uint64], NDArray[np.int64]]:
     """Find keys that at least `least` triggers of a memory share.
 
-    Returns, for each of them, the memory, the key, a bit mask of the triggers and their number.
+    Returns four arrays with one entry per match: the memory, the key, a bit mask of the triggers that have the key, and
+    the number of these triggers.
     """
     memory, keys, sets, sizes = _shared_keys(rows, least, prefixes, spelled)
     return memory, keys, sets, sizes
@@ -646,7 +656,10 @@ def key_shares(
     prefixes: PrefixWords,
     spelled: SpellingFeatures,
 ) -> NDArray[np.float64]:
-    """Return the share of each memory's prefixes (rows [memories, t], -1 for none) that have each of its keys."""
+    """Return, for each key of each memory, the share of the memory's prefixes that have the key.
+
+    `rows` [memories, t] are the prefixes, -1 for none. The keys of memory m are keys[offsets[m]:offsets[m + 1]].
+    """
     shares: NDArray[np.float64] = _key_shares(np.ascontiguousarray(rows), keys, offsets, prefixes, spelled)
     return shares
 
@@ -690,7 +703,8 @@ class Background:
     def shares(self, keys: KeyArray, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return an upper bound on the probability that a random prefix has each feature.
 
-        `lengths` [keys, t] are the lengths of the memory's prefixes, -1 for none. The bound is a mean over them.
+        `lengths` [keys, t] are the lengths of the memory's prefixes, -1 for none. The bound of an n-gram is the mean
+        over these lengths.
         """
         shares = upper_share(self.count(keys), self.prefixes)
         anywhere = (families_of(keys) >= OF_ANYWHERE) & (families_of(keys) < OF_ANYWHERE + LONGEST)

@@ -1,20 +1,20 @@
 """Find the patterns of all memories of an index. The algorithm starts in find_patterns:
 
  1. Read the words of triggers and of a random sample of prefixes (words).
- 2. Find features that more triggers share than expected by chance, at least three, with one false discovery rate for
-    all memories (features, shallow). Next tokens that recur are among these features.
+ 2. Find features that at least three triggers share, and more triggers than expected by chance, at one false discovery
+    rate for all memories (features, shallow). Recurring next tokens are among these features.
  3. For each memory, select the few features that a person would name (shallow).
- 4. Find topics: triggers that are coherent beyond their shared words and last tokens (topics, matched). Record the
-    share of memories that would have a topic with swapped triggers. Drop topics that held-out triggers do not confirm
-    (score).
+ 4. Find topics: triggers that are coherent beyond their shared words and last tokens (topics, matched). Record how many
+    memories have a topic when their triggers are swapped for other prefixes with the same last tokens. Drop topics that
+    held-out triggers do not confirm (score).
  5. Add content words that no topic explains (shallow).
  6. Drop next tokens that the last tokens of the triggers explain (following).
  7. Score every pattern on held-out triggers (score). Drop broad patterns (word lists, positions in the sentence) that
-    held-out triggers do not confirm. Patterns of mostly the same prefixes form one sense.
+    held-out triggers do not confirm. Patterns that mostly cover the same triggers form one sense.
  8. If the model ran on the triggers, add the subjects that were found in its states (states).
 
-The false discovery rate holds within each family of hypotheses: features.FAMILIES and topics. The memory that is needed
-grows with the number of triggers, not with the corpus. Only step 8 needs the model.
+The false discovery rate holds within each family of hypotheses: features.FAMILIES and topics. The required RAM grows
+with the number of triggers, not with the size of the corpus. Only step 8 needs the model.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ from memlens.pattern.words import HELD, NEXT, TriggerRows, read_trigger_rows
 from memlens.progress import Progress, no_progress
 from memlens.settings import PatternSettings
 
-_GENERAL = 0.7  # a pattern of at least this share of triggers belongs to every sense
+_GENERAL = 0.7  # a pattern that covers at least this share of triggers belongs to every sense
 _SAME_SENSE = 0.5  # minimum overlap of two patterns of one sense, as a share of the smaller set of prefixes
 
 
@@ -60,11 +60,11 @@ class PatternResult:
     triggers: TriggerRows
     patterns: list[list[Pattern]]
     following: list[FollowingTokens]
-    endings: list[list[tuple[str, int]]]  # most frequent last words with their numbers of triggers
+    endings: list[list[tuple[str, int]]]  # most frequent last words, and how many triggers end with each
     notes: dict[str, Any]
 
     def coverage(self) -> NDArray[np.int64]:
-        """Return the numbers of patterns, covered triggers and triggers of each memory. [memories, 3]"""
+        """Return three counts per memory: patterns (except next tokens), covered triggers, triggers. [memories, 3]"""
         counts = []
         for patterns in self.patterns:
             members = [pattern.members for pattern in patterns if pattern.kind != NEXT]
@@ -82,8 +82,8 @@ def find_patterns(
 ) -> PatternResult:
     """Find the patterns of all memories.
 
-    `end` is "top" for the largest coefficients, or "bottom" for the most negative ones. `subjects` are subjects that
-    were found in the model's states (states), by row of TriggerRows.
+    `end` is "top" for the largest coefficients, or "bottom" for the most negative coefficients. `subjects` maps rows of
+    TriggerRows to the subjects that were found in the model's states (states).
     """
     # 1. words
     triggers = read_trigger_rows(index, settings.top, HELD, end)
@@ -156,7 +156,7 @@ def find_patterns(
 def _by_layer(swapped: NDArray[np.float64], layers: NDArray[np.int32]) -> dict[str, float]:
     """Return, by layer, the share of memories that have a topic with swapped triggers.
 
-    Leaves out untested ones (nan).
+    Memories that were not tested (nan) do not count.
     """
     tested = ~np.isnan(swapped)
     return {str(layer): float(swapped[tested & (layers == layer)].mean()) for layer in np.unique(layers[tested])}
@@ -188,9 +188,9 @@ def _score_topics(
 
 
 def in_senses(patterns: list[Pattern], triggers: int) -> list[Pattern]:
-    """Sort patterns, best first, and number their senses. Patterns of mostly the same prefixes share a sense.
+    """Sort patterns, best first, and number their senses. Patterns that mostly cover the same triggers share a sense.
 
-    A pattern of most triggers belongs to every sense, and starts a sense only if there is no other pattern.
+    A pattern that covers most triggers belongs to every sense, and has the number 0.
     """
     ordered = sorted(patterns, key=lambda pattern: pattern.order(triggers))
     senses: list[int] = []  # bit masks of the prefixes of each sense

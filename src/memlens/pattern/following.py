@@ -1,12 +1,12 @@
 """Next tokens that recur after the triggers of a memory.
 
- 1. The next token is treated as a feature of its prefix (see features). It is typical of a memory if it follows at
-    least three triggers, and significantly more of them than random prefixes (see shallow).
+ 1. The next token is treated as a feature of its prefix (see features). A next token is typical of a memory if it
+    follows at least three triggers, and follows triggers significantly more often than random prefixes (see shallow).
  2. A typical token is a pattern if the last tokens of the triggers do not explain it. To test this, replace every
-    trigger by TIMES prefixes of other documents with the same last token. The token follows k of t triggers and s of n
-    different swapped prefixes. p = P(X >= k) with X ~ Binomial(t, (s + 1) / (n + 1)). One cutoff for all memories
-    controls the false discovery rate.
- 3. A memory agrees with its value if one of its typical tokens is among the value's first PROMOTED tokens.
+    trigger by TIMES prefixes from other documents with the same last token. If the next token follows k of t triggers
+    and s of n different swapped prefixes, p = P(X >= k) with X ~ Binomial(t, (s + 1) / (n + 1)). One cutoff for all
+    memories controls the false discovery rate.
+ 3. A memory agrees with its value if one of its typical tokens is among the PROMOTED top tokens of the value.
 
 Patterns of next tokens are scored on held-out triggers in the same way as endings (score).
 """
@@ -33,11 +33,11 @@ class FollowingTokens:
     """The tokens that follow the triggers of one memory, and the tokens that its value promotes."""
 
     typical: tuple[tuple[int, int], ...] = ()  # pairs of a token and its number of triggers, most frequent first
-    promoted: tuple[int, ...] = ()  # first tokens of the value
+    promoted: tuple[int, ...] = ()  # top tokens of the value
 
     @property
     def agrees(self) -> bool | None:
-        """Whether a typical next token is among the value's first tokens. None if there are no tokens to compare."""
+        """Whether a typical next token is among the top tokens of the value. None if there are no tokens to compare."""
         if not (self.typical and self.promoted):
             return None
         return any(token in self.promoted for token, _ in self.typical)
@@ -70,7 +70,7 @@ def drop_explained(
 
 
 def read_promoted(index: Index) -> dict[tuple[int, int], tuple[int, ...]]:
-    """Return the first tokens of every value by layer and memory, or {} without a values table."""
+    """Return the top tokens of every value by layer and memory, or {} if the index has no values table."""
     if not index.has("values"):
         return {}
     rows = index.stream(f"SELECT layer, memory, tokens[:{PROMOTED}] AS tokens FROM {{values}}")

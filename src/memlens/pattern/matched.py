@@ -1,9 +1,9 @@
 """Matched prefixes: prefixes of other documents that end with the same token as a trigger.
 
-They show what the last token alone implies about the text before it. For each token that ends a trigger, two samples
-are drawn from at most words.TOKENS tokens of the corpus. The first sample gives the average text before the token
-(topics). The prefixes of the second sample replace triggers in null models (swap_prefixes). Each sample contains as
-many documents as possible.
+Matched prefixes show what the last token alone implies about the text before it. For each token that ends a trigger,
+two samples of prefixes are drawn from at most words.TOKENS tokens of the corpus. The first sample gives the mean vector
+of the text before the token (topics). The prefixes of the second sample replace triggers in null models
+(swap_prefixes). Each sample covers as many documents as possible.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MatchedPlaces:
 
     sentences: NDArray[np.int64]
     positions: NDArray[np.int64]
-    slots: NDArray[np.int32]  # [vocabulary]: number of the token among those that end triggers, -1 for other tokens
+    slots: NDArray[np.int32]  # [vocabulary]: number of the token among the tokens that end triggers, or -1
     offsets: NDArray[np.int64]  # [slots + 1]: first row of each token's samples
     middles: NDArray[np.int64]  # [slots]: first row of the token's second sample
 
@@ -74,7 +74,10 @@ def _noise(sentence: NDArray[np.int64], position: NDArray[np.int64], seed: int) 
 
 
 def _spread(token: NDArray[np.int64], document: NDArray[np.int64], noise: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return an order by token. Within a token, one random prefix of each document comes first, then a second one."""
+    """Return an order of prefixes by token, and within a token by turns.
+
+    The first turn has one random prefix of each document, the second turn another prefix of each document, and so on.
+    """
     order = np.lexsort((noise, document, token))
     begins = np.concatenate([[True], (np.diff(token[order]) != 0) | (np.diff(document[order]) != 0)])[: len(order)]
     turn = np.arange(len(order)) - np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))
@@ -84,7 +87,7 @@ def _spread(token: NDArray[np.int64], document: NDArray[np.int64], noise: NDArra
 class LastTokens(NamedTuple):
     """The last tokens and documents of prefixes, and the samples for each token.
 
-    A tuple, so that compiled code can read it.
+    This is a tuple so that compiled code can read it.
     """
 
     tokens: NDArray[np.int32]  # [prefixes]: last token
@@ -95,14 +98,14 @@ class LastTokens(NamedTuple):
 
     @classmethod
     def of(cls, prefixes: PrefixWords, places: MatchedPlaces, first: int) -> LastTokens:
-        """Return the last tokens of `prefixes`, which contain those of `places` from row `first` on."""
+        """Return the last tokens of `prefixes`, which contains the matched prefixes of `places` from row `first` on."""
         samples = (places.slots, places.offsets + first, places.middles + first)
         return cls(prefixes.tokens, prefixes.documents, *samples)
 
 
 @compiled
 def _swap(rows: Any, tokens: LastTokens, starts: Any) -> Any:
-    """Replace each prefix by an unused prefix of another document with the same last token, or by -1 without any."""
+    """Replace each prefix by an unused prefix of another document with the same last token, or by -1 if none exists."""
     swapped = np.full(rows.shape, -1, np.int64)
     for m in range(rows.shape[0]):
         for i in range(rows.shape[1]):
@@ -123,18 +126,18 @@ def _swap(rows: Any, tokens: LastTokens, starts: Any) -> Any:
 
 
 def swap_prefixes(rows: NDArray[np.int64], tokens: LastTokens, random: np.random.Generator) -> NDArray[np.int64]:
-    """Replace each prefix by a random prefix of another document with the same last token, or by -1 without any."""
+    """Replace each prefix by a random prefix of another document with the same last token, or by -1 if none is left."""
     swapped: NDArray[np.int64] = _swap(np.ascontiguousarray(rows), tokens, random.random(rows.shape))
     return swapped
 
 
 def same_last_tokens(rows: NDArray[np.int64], tokens: LastTokens, seed: int) -> NDArray[np.int64]:
-    """Draw TIMES prefixes of other documents with the same last token for each prefix, or -1 if there are none."""
+    """For each prefix, draw TIMES prefixes of other documents with the same last token, or -1 if none is left."""
     random = np.random.default_rng([seed, 11])
     return np.concatenate([swap_prefixes(rows, tokens, random) for _ in range(TIMES)], 1)
 
 
 def effective_size(rows: NDArray[np.int64]) -> float:
-    """Return the effective number of independent prefixes if some occur several times: (sum w)^2 / sum w^2."""
+    """Return the effective number of independent prefixes: (sum w)^2 / sum w^2 if prefixes occur w times."""
     times = np.unique(rows[rows >= 0], return_counts=True)[1]
     return float(times.sum() ** 2 / max((times**2).sum(), 1))

@@ -1,25 +1,28 @@
 """Describe patterns as a person would, and name each memory.
 
-Words are written in their most frequent spelling in the described triggers. The last word of a prefix is completed from
-the text if the prefix ends inside it.
+Words are written in their most frequent spelling in the described triggers. If a prefix ends inside a word, this word
+is completed from the text.
 
 A name consists of one or two clear patterns:
 
- 1. The rate of a pattern is its share of the triggers, or the mean of this share and that of the held-out triggers if
-    the mean is smaller. A pattern that is not at least twice as frequent in held-out triggers as in random prefixes has
-    the rate of the held-out triggers.
-    Held-out triggers cannot have a wording that the triggers have used up, so their share is taken of those that can:
-    the text has N prefixes with the wording, n of them are triggers, and at most N - n held-out triggers have it. Below
-    ENOUGH of them, only the triggers count.
- 2. The evidence is the AUROC of such a pattern, (1 + rate - share) / 2, with its share of random prefixes. A subject
-    has no more evidence than the AUROC of its held-out triggers. A pattern is clear if its evidence exceeds CLEAR.
+ 1. The rate of a pattern is the share of triggers that have it. If a smaller share of held-out triggers has the
+    pattern, the rate is the mean of the two shares. If the share of held-out triggers is less than twice the share of
+    random prefixes, the rate is the share of held-out triggers.
+    If the text has N prefixes with a wording and n of them are triggers, at most N - n held-out triggers can have this
+    wording. The share of held-out triggers is a share of this number. If the number is below ENOUGH, held-out triggers
+    do not change the rate.
+ 2. The evidence of a pattern is its AUROC at this rate, (1 + rate - share) / 2, where share is the share of random
+    prefixes with the pattern. The evidence of a subject is at most the AUROC on its held-out triggers. A pattern is
+    clear if its evidence exceeds CLEAR.
  3. Endings of different words form one pattern: ends with "did", "could" or "should".
- 4. The name starts with the pattern that says most: the divergence of the rate from the share of random prefixes,
-    rate log(rate / share) + (1 - rate) log((1 - rate) / (1 - share)). A second one describes something else.
+ 4. Clear patterns are ranked by information, the divergence of the rate from the share of random prefixes:
+    rate log(rate / share) + (1 - rate) log((1 - rate) / (1 - share)). The name contains the first pattern, and the next
+    pattern that describes something else.
 
-If no pattern is clear, or only patterns as broad as a capitalized word, a name also says what at least PARTLY of the
-triggers share: partly ends with "but" (10 of 25). The remaining memories are called "no clear pattern", with their most
-common endings. A name says if a recurring next token is among the first tokens of the memory's value.
+If no pattern is clear, or if all clear patterns are as broad as "ends with a capitalized word", the name also states
+what at least a share PARTLY of the triggers has in common: partly ends with "but" (10 of 25). The remaining memories
+are called "no clear pattern", with their most common endings. A name also states if a recurring next token is among the
+top tokens of the memory's value.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ _ENDINGS = 3  # number of endings to list for a memory without a clear pattern
 _JOINED = 4  # maximum number of endings in one pattern
 _RAREST = 1e-3  # below this share of random prefixes, rarity does not change the order
 _CONFIRMED = 2  # minimum share of held-out triggers, as a multiple of the share of random prefixes
-_MOSTLY = 0.5  # minimum share of a pattern's prefixes
+_MOSTLY = 0.5  # share of a pattern's prefixes that counts as most of them
 _PLACES = {"before": "before", "opening": "sentence", "early": "sentence", "inside": "sentence"}
 _ORDER = ("last", "before", "", "sentence", "semantic", NEXT)  # order of patterns in a name, by what they describe
 _UNLIKELY = 1e-4  # highest p-value of a content word that describes a subject
@@ -70,9 +73,9 @@ class Pattern:
     scores: Scores  # scores on held-out triggers
     sense: int = 0  # patterns of one sense share most of their prefixes
     token: int | None = None  # the next token, for a pattern of kind "next"
-    place: str = ""  # what a wording describes: "last", "before", "sentence", or "" for words anywhere
+    place: str = ""  # what a wording describes: the "last" word, the word "before" it, the "sentence", or ""
     ending: str = ""  # the ending in quotes, for a pattern that can be joined with other endings
-    further: float = 0.0  # estimated number of prefixes of the text with a wording that are not triggers
+    further: float = 0.0  # estimated number of prefixes of the text that have the wording and are not triggers
 
     @property
     def ranks(self) -> list[int]:
@@ -80,7 +83,7 @@ class Pattern:
 
     @property
     def about(self) -> str:
-        """What the pattern describes. A name has at most one pattern about the same."""
+        """What the pattern describes. The two patterns of a name describe different things."""
         return self.place if self.kind == "shallow" else self.kind
 
     def order(self, triggers: int) -> tuple[float, str]:
@@ -95,7 +98,7 @@ class Pattern:
         return max(beyond, 0.0) * (1 - self.q)
 
     def rate(self, triggers: int, held: int) -> float:
-        """Return the share of triggers with the pattern, lowered if it is less frequent in `held` held-out triggers."""
+        """Return the rate of the pattern (step 1), given the numbers of triggers and of held-out triggers."""
         own = self.members.bit_count() / triggers
         possible = min(held, self.further)
         if self.kind == "semantic" or self.scores.auroc is None or possible < ENOUGH:
@@ -104,7 +107,7 @@ class Pattern:
         return min(own, (own + confirmed) / 2 if confirmed >= _CONFIRMED * self.share else confirmed)
 
     def evidence(self, triggers: int, held: int) -> float:
-        """Return the AUROC of the pattern at its rate, and for a subject no more than on its held-out triggers."""
+        """Return the evidence of the pattern (step 2), given the numbers of triggers and of held-out triggers."""
         found = 0.5 + (self.rate(triggers, held) - self.share) / 2
         is_scored = self.kind == "semantic" and self.scores.auroc is not None and held >= ENOUGH
         return min(found, self.scores.auroc) if is_scored and self.scores.auroc is not None else found
@@ -121,7 +124,7 @@ class Describer:
 
     def __init__(self, texts: Texts, vectors: WordVectors, vocabulary: Sequence[str], prefixes: int) -> None:
         self.texts = texts
-        self.times = prefixes / max(texts.background.prefixes, 1)  # prefixes of the text per sampled one
+        self.times = prefixes / max(texts.background.prefixes, 1)  # prefixes of the text per sampled prefix
         self.plain = np.asarray(texts.words.plain, np.int32)
         self.content = texts.content_words()
         self.counts = _count_prefixes(texts.sample, len(texts.words.texts))
@@ -185,7 +188,7 @@ class Describer:
         return Pattern(name, "semantic", described, subject.members, subject.share, subject.q, subject.scores)
 
     def _typical_words(self, rows: NDArray[np.int64]) -> list[int]:
-        """Return content words of at least three prefixes that are more frequent than in random prefixes."""
+        """Return content words that at least three of these prefixes contain, and more of them than random prefixes."""
         prefixes = self.texts.prefixes
         words = (np.unique(prefixes.words[prefixes.offsets[row] : prefixes.offsets[row + 1]]) for row in rows.tolist())
         found, times = np.unique(np.concatenate(list(words)), return_counts=True)
@@ -196,7 +199,7 @@ class Describer:
         return found[np.lexsort((found, p))][: (p <= _UNLIKELY).sum()][:_ENDINGS].tolist()
 
     def is_nameable(self, candidate: Candidate, rows: NDArray[np.int64]) -> bool:
-        """Return False for words anywhere without a content word, and for classes of function words or pieces."""
+        """Return False for an n-gram without a content word, and for a class of function words or word pieces."""
         feature = candidate.feature
         if feature.kind == "n-gram":
             return any(word in self.content for word in feature.words)
@@ -213,20 +216,20 @@ class Describer:
         return len(words) >= _MOSTLY * len(own) and len(set(words)) >= GROUNDED
 
     def _is_one_token(self, row: int) -> bool:
-        """Return True if the last token of a prefix is its last word. The class of a piece says nothing about it."""
+        """Return True if the last word of a prefix is one token. The class of a piece does not describe the word."""
         token = int(self.texts.prefixes.tokens[row])
         return (
             token >= 0 and self.vocabulary[token].strip() == self.texts.words.spellings[self.texts.prefixes.last[row]]
         )
 
     def endings(self, rows: NDArray[np.int64]) -> list[tuple[str, int]]:
-        """Return the last words that recur, most frequent first, with their numbers of triggers."""
+        """Return recurring last words, most frequent first, with the number of triggers that end with each word."""
         last = self.texts.prefixes.whole[rows[rows >= 0]].tolist()
         counts = Counter(self.texts.words.spellings[word] for word in last if word)
         return [(word, times) for word, times in counts.most_common() if times > 1][:_ENDINGS]
 
     def _ending(self, feature: Feature, rows: NDArray[np.int64], examples: int = _ENDINGS) -> str:
-        """Return the words of an ending in quotes, with words that they begin if most prefixes end inside one."""
+        """Return the words of an ending in quotes. If most prefixes end inside a word, add the complete words."""
         prefixes, spellings = self.texts.prefixes, self.texts.words.spellings
         last = _most_frequent(spellings[word] for word in prefixes.last[rows].tolist())[0]
         written = self._spell(feature.words[:-1], rows)
@@ -279,7 +282,7 @@ def _quote(word: str) -> str:
 
 
 def join_endings(patterns: Sequence[Pattern]) -> Pattern | None:
-    """Return one pattern for the endings of different prefixes, most frequent first, or None for fewer than two."""
+    """Join the endings of different triggers into one pattern. Returns None if there are fewer than two endings."""
     joined: list[Pattern] = []
     for pattern in sorted(patterns, key=lambda pattern: (-pattern.members.bit_count(), pattern.name)):
         if pattern.ending and not any(pattern.members & other.members for other in joined):
@@ -305,7 +308,7 @@ def name_memory(
     triggers: int,
     held: int,
 ) -> tuple[str, float | None]:
-    """Return the name of a memory, and the evidence of its best pattern, or None if no pattern is clear."""
+    """Return the name of a memory and the evidence of its best pattern, which is None if no pattern is clear."""
     joined = join_endings(patterns)
     candidates = [*patterns, *([joined] if joined else [])]
     clear = [pattern for pattern in candidates if pattern.evidence(triggers, held) > CLEAR]
@@ -334,7 +337,7 @@ def name_memory(
 
 
 def _choose_two(patterns: Sequence[Pattern], rate: Callable[[Pattern], float]) -> list[Pattern]:
-    """Return the pattern that says most and the next one about something else, in the order of a name."""
+    """Return the most informative pattern and the next one that describes something else, in the order of a name."""
     ordered = sorted(patterns, key=lambda pattern: (-pattern.information(rate(pattern)), pattern.name))
     second = [pattern for pattern in ordered[1:] if pattern.about != ordered[0].about]
     return sorted([*ordered[:1], *second[:1]], key=lambda pattern: _ORDER.index(pattern.about))

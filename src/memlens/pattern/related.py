@@ -32,7 +32,7 @@ NamedSets = dict[MemoryId, frozenset[int]]
 
 @dataclass(frozen=True)
 class RelatedMemory:
-    """A memory that is related to another one, and what they share."""
+    """A memory that is related to a given memory, and what the two memories share."""
 
     name: MemoryId
     summary: str | None  # summary of the memory in one line
@@ -96,9 +96,10 @@ def related_memories(index: Index, memory: str | MemoryId, limit: int = 20) -> l
 
 
 def order_by_likeness(index: Index, layer: int) -> NDArray[np.int64]:
-    """Return the memories of a layer, each followed by the remaining memory that shares most items with it.
+    """Return the memories of a layer, each followed by the most similar remaining memory. [memories]
 
-    Items are triggers and promoted tokens. Ties go to the lowest number, even if nothing is shared. [memories]
+    Similarity is the number of shared triggers and promoted tokens. Of equally similar memories, the one with the
+    lowest number comes first.
     """
     import numpy as np
 
@@ -200,15 +201,15 @@ def duplicates(index: Index, least: float = 0.5, top: int = TOP) -> list[Duplica
 def duplicate_groups(named: NamedSets, least: float) -> list[DuplicateGroup]:
     """Group memories whose sets have a Jaccard index of at least `least`.
 
-    The first group contains the memory with the most similar memories, and these memories. Further groups are formed in
-    the same way from the remaining memories.
+    The first group consists of the memory that has the largest number of similar memories, and of these memories.
+    Further groups are formed in the same way from the remaining memories.
     """
     import numpy as np
 
     _check_jaccard(least)
     copies = sorted(sorted(memories) for memories in _equal_sets(named).values())
     sets = AlikeSets([named[memories[0]] for memories in copies], least)
-    weight = np.array([len(memories) for memories in copies], np.int64)  # 0 once a set is in a group
+    weight = np.array([len(memories) for memories in copies], np.int64)  # memories per set; 0 if the set is in a group
 
     def group_size(number: int) -> int:
         return int(weight[number] + weight[sets.of(number)[0]].sum())
@@ -247,7 +248,7 @@ def trigger_sets(index: Index, top: int = TOP) -> NamedSets:
 
 
 def token_sets(index: Index, top: int = TOKENS) -> NamedSets:
-    """Return the set of top tokens of each value."""
+    """Return the set of top tokens of each memory's value."""
     table = index.table("values", ["layer", "memory", "tokens"])
     columns = (table.column(name).to_pylist() for name in ("layer", "memory", "tokens"))
     name = index.names.name
@@ -255,7 +256,7 @@ def token_sets(index: Index, top: int = TOKENS) -> NamedSets:
 
 
 def _equal_sets(named: NamedSets) -> dict[frozenset[int], list[MemoryId]]:
-    """Return the memories that have each non-empty set. Equal sets are then compared only once."""
+    """Return each distinct non-empty set with the memories that have it, so that equal sets are compared only once."""
     equal: dict[frozenset[int], list[MemoryId]] = {}
     for name, entries in named.items():
         if entries:
@@ -264,7 +265,7 @@ def _equal_sets(named: NamedSets) -> dict[frozenset[int], list[MemoryId]]:
 
 
 class AlikeSets:
-    """Non-empty sets whose neighbors are computed on request, because all pairs may not fit in memory."""
+    """Non-empty sets whose neighbors are computed on request, because the list of all pairs may not fit in RAM."""
 
     def __init__(self, sets: Sequence[frozenset[int]], least: float) -> None:
         import numpy as np

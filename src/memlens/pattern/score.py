@@ -39,9 +39,10 @@ class Scores(NamedTuple):
 def wording_scores(
     texts: Texts, held: NDArray[np.int64], same: NDArray[np.int64], keys: Sequence[Sequence[int]]
 ) -> list[list[Scores]]:
-    """Return the scores of the features of every memory. Features are given by their keys.
+    """Return the scores of the features of every memory, given by their keys.
 
-    `held` [memories, h] and `same` [memories, h * TIMES] hold rows of prefixes, -1 for none.
+    `held` [memories, h] are held-out triggers, and `same` [memories, h * TIMES] are prefixes with the same last tokens,
+    as rows of `texts.prefixes`, -1 for none.
     """
     flat = np.array([key for of_memory in keys for key in of_memory], np.int64)
     offsets = np.concatenate([[0], np.cumsum(list(map(len, keys)))]).astype(np.int64)
@@ -98,8 +99,8 @@ def is_wording_refuted(candidate: Candidate, texts: Texts, held: int, scores: Sc
 def is_subject_refuted(scores: Scores, held: NDArray[np.int64], same: NDArray[np.int64]) -> bool:
     """Return True if held-out triggers are no closer to a topic or subject than prefixes with the same last tokens.
 
-    A one-sided rank-sum test at 5% with the normal approximation decides. With fewer than ENOUGH triggers, none is
-    refuted. Prefixes that were drawn several times are counted by Kish's effective sample size.
+    A one-sided rank-sum test at 5% with the normal approximation decides. With fewer than ENOUGH triggers, no topic or
+    subject is refuted. Sample sizes are Kish's effective sizes, because prefixes may be drawn several times.
     """
     mine, others = (effective_size(rows) for rows in (held, same))
     if scores[1] is None or mine < ENOUGH:

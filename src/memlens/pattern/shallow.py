@@ -8,8 +8,8 @@ Significance is tested for all memories together:
  3. One cutoff per family of features controls the false discovery rate (Benjamini and Hochberg, 1995), because there
     are few classes of last words, more words, and many wordings of three words.
 
-The patterns of a memory are selected from its significant features, which overlap ("free press" implies "press", -ess
-and contains "press"):
+The patterns of a memory are selected from its significant features, which overlap (the ending "free press" implies the
+ending "press", the affix -ess and the n-gram "press"):
 
  1. Drop an ending or n-gram that one of its content words explains, and keep the word.
  2. Hold back content words that few triggers share until topics are known, because a word of a topic is not a separate
@@ -17,7 +17,7 @@ and contains "press"):
  3. Select the strongest feature first. Below a frequency of 1 in 1000, rarity does not count, so that coverage decides.
     A feature about the same words as a selected one must be significant among the remaining prefixes.
  4. Also keep an ending that is frequent even among the prefixes of a broader pattern ("and his" next to "his").
- 5. Replace an ending or n-gram with a longer one that covers as many triggers.
+ 5. Replace an ending or n-gram with a longer one that covers at least 90% as many triggers.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -54,11 +54,11 @@ from memlens.settings import PatternSettings
 from memlens.stats import binomial_tail, q_values
 
 _AT_ONCE = 2048  # memories per block
-_FREQUENT = 4e-3  # share of all words above which a word has no content
+_FREQUENT = 4e-3  # a word with a larger share of all words is not a content word
 _RARE = 1e-3  # below this frequency, rarity does not change the order
 _COVERS_AS_MUCH = 0.9
 _COVERS_MUCH_LESS = 0.7
-_EXPLAINED = 0.01  # a feature with a larger p-value among the prefixes of another one is explained by it
+_EXPLAINED = 0.01  # if a feature has a larger p-value within another feature, the other feature explains it
 _GRAINS = ("broad", "coarse", "fine", "finest")  # columns of tokens.parquet
 _ONE_WORD = 0.67  # if one word has a larger share of a class or shape, the word is preferred
 _DOMINANT = 0.6  # a content word with a larger share of triggers is a pattern even if a topic explains it
@@ -77,7 +77,7 @@ class Candidate:
     share: float  # probability that a random prefix has the feature
     count: int  # number of sampled prefixes with the feature
     q: float
-    key: int = 0  # key of the feature, or of the shorter feature that it extends
+    key: int = 0  # key of the feature; a joined n-gram has the key of one of its parts
 
     @property
     def size(self) -> int:
@@ -85,7 +85,7 @@ class Candidate:
 
     @property
     def token(self) -> int:
-        """The number of a next token."""
+        """The token number, if the feature is a next token."""
         return int(self.feature.shape)
 
     def is_content_word(self, content: Collection[int]) -> bool:
@@ -94,7 +94,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ShallowChoice:
-    """The shallow patterns of one memory, and the content words that are held back."""
+    """The shallow patterns of one memory, and the content words that are held back until topics are known."""
 
     patterns: tuple[Candidate, ...]
     waiting: tuple[Candidate, ...]
@@ -109,7 +109,7 @@ class Texts:
     matched: MatchedPlaces
     sample: PrefixWords
     spelled: SpellingFeatures
-    feature_names: list[str]  # the first has number 1
+    feature_names: list[str]  # by number; the first name has number 1
     background: Background
 
     @classmethod
@@ -124,9 +124,9 @@ class Texts:
         return cls(words, prefixes, matched, sample, spelled, names, Background.of(sample, spelled))
 
     def content_words(self) -> set[int]:
-        """Return the words that are not among the most frequent ones of the corpus.
+        """Return the numbers of words that are not among the most frequent words of the corpus.
 
-        Words of the Latin script must have at least three letters.
+        ASCII words must have at least three characters.
         """
         ends = np.maximum(self.sample.offsets[1:][self.sample.lengths > 0] - 1, 0)
         shares = np.bincount(self.sample.words[ends], minlength=len(self.words.texts)) / max(len(ends), 1)
@@ -136,9 +136,9 @@ class Texts:
 
 
 def token_classes(index: Index) -> NDArray[np.int32]:
-    """Return the classes of all tokens, -1 for none. [sizes, vocabulary]
+    """Return the class of every token at each grain (broad to finest), -1 for none. [grains, vocabulary]
 
-    An index without a table of tokens has no sizes of classes.
+    The array has no rows if the index has no tokens table.
     """
     if not index.has("tokens"):
         return np.zeros((0, len(index.vocabulary)), np.int32)
@@ -148,7 +148,7 @@ def token_classes(index: Index) -> NDArray[np.int32]:
 
 
 def last_token_counts(rows: NDArray[np.int64], tokens: NDArray[np.int32], index: Index) -> NDArray[np.int64]:
-    """Return the largest number of triggers of one memory that end with each token. [vocabulary]"""
+    """Return, for each token, the largest number of triggers of one memory that end with it. [vocabulary]"""
     memory, rank = np.nonzero(rows >= 0)
     last = tokens[rows[memory, rank]].astype(np.int64)
     pairs, times = np.unique(memory[last >= 0] << 32 | last[last >= 0], return_counts=True)
@@ -230,7 +230,10 @@ def add_waiting(
     ends: Sequence[Ending],
     cutoffs: Cutoffs,
 ) -> tuple[Candidate, ...]:
-    """Return the patterns and those held-back words that the topic does not explain. `topic` is a bit mask."""
+    """Return the chosen patterns, the held-back words that no topic explains, and endings within broader patterns.
+
+    `topic` is a bit mask of the triggers that belong to a topic.
+    """
     free = [c for c in chosen.waiting if (c.members & topic).bit_count() < c.size / 2]
     more = _pick(list(chosen.patterns), free, triggers, ends, cutoffs)
     named = _longest(more, candidates, before=len(chosen.patterns))
@@ -255,7 +258,7 @@ def _score(candidate: Candidate, triggers: int) -> tuple[float, int, float, str]
 def _pick(
     picked: list[Candidate], candidates: Iterable[Candidate], triggers: int, ends: Sequence[Ending], cutoffs: Cutoffs
 ) -> list[Candidate]:
-    """Add features to `picked`, strongest first. A class or shape that is mostly one word comes after this word."""
+    """Add features to `picked`, strongest first. Classes and shapes that are mostly one word come last."""
     queue = sorted(candidates, key=lambda c: _score(c, triggers))
     waiting = [c for c in queue if c.feature.is_of_last_word and _most_frequent(c.members, ends) > _ONE_WORD]
     for candidate in [c for c in queue if c not in waiting] + waiting:
@@ -300,16 +303,16 @@ def _inside(picked: Sequence[Candidate], queue: Iterable[Candidate]) -> list[Can
 
 
 def _most_frequent(members: int, ends: Sequence[Ending]) -> float:
-    """Return the share of prefixes (a bit mask) that end with their most frequent last word."""
+    """Return the share of the prefixes in a bit mask that end with the most frequent of their last words."""
     words = [own[-1] for rank, own in enumerate(ends) if members >> rank & 1]
     return max(words.count(word) for word in set(words)) / len(words) if words else 0.0
 
 
 def _is_varied(feature: Feature, members: int, ends: Sequence[Ending]) -> bool:
-    """Return True if the open place of a feature is filled by enough different words.
+    """Return True if enough different words occur at the place that a feature leaves open.
 
-    Recurring words are already covered by an "ending" feature. Three words are enough, or two before the last word,
-    such as "his" and "their".
+    Recurring words are already covered by an "ending" feature. Three different words are enough. For the second-to-last
+    word, two are enough, such as "his" and "their".
     """
     if feature.kind == "frame":
         gaps = [place for place, word in enumerate(feature.words) if word == GAP and any(feature.words[:place])]
@@ -327,7 +330,7 @@ def _same_words(one: Feature, other: Feature) -> bool:
 
 
 def _longest(patterns: Iterable[Candidate], candidates: Sequence[Candidate], before: int = 0) -> list[Candidate]:
-    """Replace each pattern from number `before` on with its longest form, and drop repeated patterns."""
+    """Replace each pattern with its longest form, starting at number `before`, and drop repeated patterns."""
     longest: list[Candidate] = []
     for number, pattern in enumerate(patterns):
         best = pattern

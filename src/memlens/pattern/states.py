@@ -1,22 +1,23 @@
 """Subjects in the model's states: triggers after which the final states are similar.
 
 A bag of words does not show what the model expects at a position, such as a comparison, a date or the title of a work.
-The model's state does.
+The model's state at this position shows it.
 
  1. Run the model once over the sentences of triggers, of prefixes with the same last tokens (matched) and of
     random prefixes, at most TOKENS tokens. Store the state after the last block at the end of each prefix in float16.
     Leave out prefixes that end inside a word, because their states only predict the rest of the word.
  2. Apply the final norm, subtract the mean of random prefixes, and scale to unit length.
  3. S = sum of cosines over pairs of a memory's first SIZE triggers, one per document, with different last tokens.
-    z = (S - n mu) / (sigma sqrt(n)) for n pairs, with mu and sigma of sets of random prefixes.
+    z = (S - n mu) / (sigma sqrt(n)) for n pairs, with mu and sigma estimated from sets of random prefixes.
  4. net = z minus the mean z of SWAPS sets in which every trigger is swapped for a prefix of another document with the
-    same last token. A memory has a subject if net >= LEAST and its false discovery rate is at most RATE. Decoys are
-    further swapped sets, net of the same sets.
+    same last token. A memory has a subject if net >= LEAST and its false discovery rate is at most RATE. The rate is
+    estimated from decoys: one further swapped set per memory, minus the mean of the same SWAPS sets.
  5. A trigger belongs to the subject if its state is closer to the mean of the other states than NEAR percent of random
-    prefixes. The subject needs MOSTLY of the triggers, with at least SIZE / 2 different last tokens.
- 6. The subject is named by the tokens with the largest sum of p log(p / p_random) over its triggers, among those that
-    are one of the EXPECTED most expected tokens after at least half of these triggers. A subject without such a
-    token has no name, so it is dropped.
+    prefixes. At least a share MOSTLY of the triggers must belong to the subject, with at least SIZE / 2 different last
+    tokens.
+ 6. The subject is named by the tokens with the largest sum of p log(p / p_random) over its triggers. A token must be
+    one of the EXPECTED most expected tokens after at least half of these triggers. A subject without such a token has
+    no name and is dropped.
  7. Held-out triggers must be closer to the subject than prefixes with the same last tokens (score).
 """
 
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 SIZE = 12  # number of triggers per memory whose states are compared
 SWAPS = 4
 LEAST = 2.0
-RATE = 0.05  # readers confirm about as many of the subjects as with a lower rate, which loses half of them
+RATE = 0.05  # readers confirm about the same share of subjects as at a lower rate, which loses half of the subjects
 NEAR = 84
 MOSTLY = 0.4
 TOKENS = 300_000  # maximum number of tokens on which the model runs
@@ -78,8 +79,8 @@ class StateSubject:
 
     members: int  # bit mask of trigger ranks
     expects: tuple[int, ...]  # tokens, most expected first
-    share: float  # share of random prefixes that are as close
-    net: float  # z of the triggers minus z of swapped triggers
+    share: float  # share of random prefixes that are as close to the subject as its triggers
+    net: float  # z of the triggers minus the mean z of swapped triggers
     q: float
     scores: Scores
 
@@ -146,7 +147,7 @@ def find_state_subjects(
 
 
 def _false_discovery_rates(numbers: NDArray[np.float64], decoys: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the false discovery rate at each number. It is estimated from decoys and made monotonic."""
+    """Return the false discovery rate at each of `numbers`, estimated from decoys. It never rises with the number."""
     order = np.argsort(numbers, kind="stable")
     ascending = numbers[order]
     reached, fakes = (1 - np.searchsorted(np.sort(own), ascending) / len(own) for own in (numbers, decoys))
@@ -162,7 +163,7 @@ def _there(rows: NDArray[np.int64], there: NDArray[np.bool_]) -> NDArray[np.int6
 def _read_places(
     index: Index, triggers: TriggerRows, settings: PatternSettings
 ) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], LastTokens, NDArray[np.bool_]]:
-    """Return the places of triggers, matched and random prefixes, their last tokens, and which end inside a word.
+    """Return the places and last tokens of triggers, matched and random prefixes, and which of them end inside a word.
 
     The state of a prefix that ends inside a word predicts the rest of the word, which says nothing about a subject.
     """
@@ -196,7 +197,10 @@ class EndStates:
         return self.states[rows].float() * self.scales[rows]
 
     def unit_vectors(self, model: MemoryModel, random: NDArray[np.int64]) -> Tensor:
-        """Return normalized states minus their mean over `random` prefixes, at unit length. float16 [prefixes, d]"""
+        """Return states after the final norm, minus their mean over `random` prefixes, scaled to unit length.
+
+        float16 [prefixes, d]
+        """
         import torch
 
         norm = getattr(model.lens, "final_norm", None)
@@ -260,12 +264,12 @@ def read_states(
 
 @dataclass(frozen=True, eq=False)
 class StateCoherence:
-    """The coherence of sets of prefixes by their states, as z against sets of random prefixes."""
+    """A measure of how similar the states of a set of prefixes are, as a z-score against sets of random prefixes."""
 
     unit: Tensor  # [prefixes, d]
     tokens: NDArray[np.int32]  # [prefixes]: last tokens
     mean: float = 0.0  # mean cosine of a pair of random prefixes
-    deviation: float = 1.0  # deviation of a sum over pairs, divided by the root of their number
+    deviation: float = 1.0  # standard deviation of a sum over n pairs, divided by sqrt(n)
 
     @classmethod
     def calibrate(
@@ -311,7 +315,7 @@ def _nearness(unit: Tensor, direction: Tensor, rows: NDArray[np.int64]) -> NDArr
 def _find_members(
     rows: NDArray[np.int64], unit: Tensor, tokens: LastTokens, random: Tensor
 ) -> tuple[int, Tensor, float, float] | None:
-    """Return the triggers of the subject, its direction, the minimum cosine, and the share of random prefixes above it.
+    """Return the subject's triggers and direction, the minimum cosine, and the share of random prefixes that exceed it.
 
     Returns None if too few triggers, documents or last tokens share the subject.
     """
@@ -324,7 +328,7 @@ def _find_members(
         near = background @ (total / max(float(np.linalg.norm(total)), 1e-9))
         bar = float(np.percentile(near, NEAR))
         share = float(((near > bar).sum() + 1) / (len(near) + 1))
-        others = total - vectors * members[:, None]  # compare each trigger with the others
+        others = total - vectors * members[:, None]  # compare each trigger with the sum of the other triggers
         members = (vectors * others).sum(1) / np.maximum(np.linalg.norm(others, axis=1), 1e-9) > bar
         places = rows[ranks[members]]
         documents, last = (len(np.unique(column[places])) for column in (tokens.documents, tokens.tokens))
@@ -344,7 +348,7 @@ def _expected_tokens(
     subjects: dict[int, StateSubject],
     vocabulary: Sequence[str],
 ) -> dict[int, tuple[int, ...]]:
-    """Return the words that name each subject, by row of TriggerRows. Leaves out subjects without a name."""
+    """Return the tokens that name each subject, by row of TriggerRows. Leaves out subjects without a name."""
     import torch
 
     members = {m: rows[m][ranks_of(own.members)[:_NAMING]] for m, own in subjects.items()}
@@ -371,7 +375,7 @@ def _expected_tokens(
 
 
 def _different_words(tokens: Sequence[int], vocabulary: Sequence[str]) -> Iterator[int]:
-    """Yield the tokens that have letters or digits. Leave out repeated words and tokens that continue a word."""
+    """Yield the tokens that have letters or digits, except repeated words and tokens that continue a word."""
     seen: set[str] = set()
     for token in tokens:
         written = vocabulary[token] if token < len(vocabulary) else ""

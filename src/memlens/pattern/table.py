@@ -100,8 +100,8 @@ def compute_patterns(
 
     Args:
         index: The index.
-        settings: The settings, or None for those of `options`.
-        model: The scanned model, which is run to find subjects in its states. None to leave these out.
+        settings: The settings, or None to take them from `options`.
+        model: The scanned model, which is run to find subjects in its states, or None to leave out these subjects.
         progress: Called with the name of the step, the completed work and the total.
         **options: Fields of PatternSettings (top=25, rate=0.01, ...).
     """
@@ -120,8 +120,8 @@ def find_patterns_beside(
     """Find the patterns of an index in a worker process, which ends with this context.
 
     Finding patterns needs no model and uses one core, so experiments that do not need patterns can run at the same
-    time. Yields a function that waits for the tables and returns them with the time that they took in seconds. The
-    worker only reads the index.
+    time. Yields a function that waits for the tables and returns them with the computing time in seconds. The worker
+    only reads the index.
     """
     from memlens.pool import POLL_SECONDS, PickledSource, ProcessPool
 
@@ -175,7 +175,7 @@ def make_patterns(
 
 
 def _ends(index: Index, upper: PatternResult, lower: PatternResult) -> dict[str, dict[str, float]]:
-    """Return the statistics of _shares for the top end, the bottom end, and the end with larger coefficients."""
+    """Return the statistics of _shares for the top end, the bottom end, and each memory's end of larger magnitude."""
     rows = index.sql("SELECT layer, memory FROM {memories} WHERE -min > max")
     stronger_below = {(row["layer"], row["memory"]) for row in rows}
     ends = {"top": upper.coverage(), "bottom": lower.coverage()}
@@ -195,7 +195,7 @@ def _shares(counts: NDArray[np.int64]) -> dict[str, float]:
 
 
 def patterns_are_made(index: Index, settings: PatternSettings, *, states: bool = False) -> bool:
-    """Return True if the index holds complete tables with these settings that were made from its current values.
+    """Return True if the index holds complete tables with these settings, made from its current values table.
 
     With `states`, the tables must contain subjects that were found in the model's states.
     """

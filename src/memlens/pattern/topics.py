@@ -19,11 +19,11 @@ Coherence tests whether triggers share a subject beyond common words and beyond 
     documents (matched), scaled to the size class. The remainder has mean 0 for a random prefix with this
     last token.
  2. S = sum over pairs a < b of a . b, with one trigger per document, minus the contribution of equal words. The mean in
-    step 1 is estimated from n prefixes. For pairs with the same last token, subtract its variance, which is the
-    variance of the vectors / n.
- 3. z = (S - sum mu_ab) / sqrt(sum sigma2_ab), with mean and variance of pairs of swapped prefixes of the same size
-    classes. Pairs of independent prefixes are uncorrelated, so variances add. For k prefixes with the same last token,
-    the estimated mean increases the deviation by the factor 1 + k / n.
+    step 1 is estimated from n prefixes. For pairs with the same last token, subtract the variance of this mean, which
+    is the variance of the vectors / n.
+ 3. z = (S - sum mu_ab) / sqrt(sum sigma2_ab), where mu_ab and sigma2_ab are the mean and variance of a . b over pairs
+    of swapped prefixes of the same size classes. Pairs of independent prefixes are uncorrelated, so variances add. For
+    k prefixes with the same last token, the estimated mean increases the deviation by the factor 1 + k / n.
  4. p is computed from the z of sets in which every trigger is swapped for a random prefix of another document with the
     same last token. Beyond the 99th percentile of these z, the tail is modeled as exponential.
 
@@ -36,8 +36,8 @@ a p-value above _WORTH in (a) has no topic. If there are too few held-out trigge
 The members and words of a topic are found in three steps:
 
  1. A trigger belongs to the topic if it is closer to the mean of the other members than random prefixes of its size
-    class are. Its cosine must exceed their median by BAR times the distance from the median to the 84th percentile.
-    Repeat this step _ROUNDS times.
+    class are. The cosine of the trigger must exceed the median cosine of these random prefixes by BAR times the
+    distance from their median to their 84th percentile. Repeat this step _ROUNDS times.
  2. The topic's words are over-represented in these triggers (z-score of the log-odds with an informative Dirichlet
     prior; Monroe et al., 2008) and lie in the topic's direction.
  3. Drop the topic if its triggers are from fewer than three documents or if it has fewer than three such words.
@@ -91,7 +91,7 @@ WHERE (sentence // $2) % $3 = $4 ORDER BY sentence
 
 
 class WordVectors(NamedTuple):
-    """The vectors and weights of words. A tuple, so that compiled code can read it."""
+    """The vectors and weights of words. This is a tuple so that compiled code can read it."""
 
     rows: NDArray[np.int32]  # [all words]: row of the word in the arrays below; -1 for a word without a vector
     numbers: NDArray[np.int64]  # [rows]: number of the word
@@ -143,7 +143,7 @@ def _count_cells(index: Index, words: Words, seed: int) -> _Cells:
 
 
 class _PassageCounter:
-    """Assigns consecutive sentences of one source to numbered passages."""
+    """A counter that assigns consecutive sentences of one source to numbered passages."""
 
     def __init__(self, sentences: int) -> None:
         self.sentences, self.passage, self.inside, self.source = sentences, -1, 0, ""
@@ -203,7 +203,7 @@ def _reduce(matrix: csr_matrix, dimensions: int, seed: int) -> NDArray[np.float6
 
 
 class VectorWords(NamedTuple):
-    """The distinct words of each prefix that have a vector. A tuple, so that compiled code can read it."""
+    """The distinct words of each prefix that have a vector. This is a tuple so that compiled code can read it."""
 
     rows: NDArray[np.int32]  # rows of WordVectors
     is_last: NDArray[np.bool_]  # whether the word occurs only at the end of the prefix
@@ -247,7 +247,7 @@ def prefix_vector_(
     prefixes: VectorWords, prefix: int, excluded: Any, drop_last: bool, vectors: WordVectors,
     vector: Any, used: Any, parts: Any,
 ) -> int:  # fmt: skip
-    """Write the unit vector of a prefix, its words and their coefficients. Returns the number of words, 0 for none."""
+    """Write a prefix's unit vector, its words (`used`) and their weights (`parts`). Returns the number of words."""
     size, count = vector.shape[0], 0
     for i in range(size):
         vector[i] = 0
@@ -333,7 +333,10 @@ _LEAST_PREFIXES = 3  # minimum number of prefixes of other documents for the mea
 
 
 class ExcludedWords(NamedTuple):
-    """Words of shallow patterns, by memory. A tuple, so that compiled code can read it."""
+    """The words of each memory's shallow patterns, which its topics leave out.
+
+    This is a tuple so that compiled code can read it.
+    """
 
     words: NDArray[np.int32]  # rows of WordVectors
     offsets: NDArray[np.int64]  # [memories + 1]
@@ -345,11 +348,14 @@ class ExcludedWords(NamedTuple):
 
 
 class TextBefore(NamedTuple):
-    """The text before the last tokens of matched prefixes. A tuple, so that compiled code can read it."""
+    """Vectors of the text before the last tokens of matched prefixes.
+
+    This is a tuple so that compiled code can read it.
+    """
 
     first: int  # row of the first matched prefix
     vectors: NDArray[np.float32]  # [matched prefixes, dimensions]: vectors without the last word, 0 for none
-    amounts: NDArray[np.float64]  # [size classes]: factor of the mean vectors
+    amounts: NDArray[np.float64]  # [size classes]: factor that scales mean vectors to the size class
 
     @classmethod
     def of(cls, words: VectorWords, tokens: LastTokens, vectors: WordVectors) -> TextBefore:
@@ -375,7 +381,10 @@ def _mean_before(
     slot: int, documents: Any, filled: int, excluded: Any, words: VectorWords, tokens: LastTokens,
     before: TextBefore, vectors: WordVectors, mean: Any, vector: Any, used: Any, parts: Any,
 ) -> int:  # fmt: skip
-    """Write the mean vector of the text before a token in other documents. Returns the number of prefixes."""
+    """Write the mean vector of the text before a token in other documents. Returns the number of prefixes in the mean.
+
+    The first `filled` entries of `documents` are the documents to leave out.
+    """
     size, count = mean.shape[0], 0
     for i in range(size):
         mean[i] = 0
@@ -410,7 +419,11 @@ def _variance(mean: Any, count: int) -> float:
 
 @compiled
 def _amounts(words: VectorWords, tokens: LastTokens, before: TextBefore, vectors: WordVectors) -> tuple[Any, Any]:
-    """Return, by size class, the products of mean vectors with the second sample, and the means' squared lengths."""
+    """Return the two sums of the least-squares fit of TextBefore.amounts, by size class.
+
+    The first is the sum of products of the second sample with mean vectors, the second is the sum of squared lengths of
+    these mean vectors.
+    """
     products, squares = np.zeros(len(SIZES)), np.zeros(len(SIZES))
     mean, one, nothing = np.empty(before.vectors.shape[1]), np.empty(1, np.int64), np.empty(0, np.int32)
     spare, used, parts = (
@@ -436,7 +449,7 @@ def _pair_sums(
     sets: Any, owners: Any, words: VectorWords, tokens: LastTokens, before: TextBefore, excluded: ExcludedWords,
     vectors: WordVectors,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
-    """Return, for each set of prefixes, S, the factor of its deviation, and the number of prefixes by size class.
+    """Return S of each set of prefixes, the factor by which its deviation grows, and its prefixes by size class.
 
     `sets` [sets, t] are rows of prefixes, -1 for none. `owners` [sets] are the memories whose words are excluded.
     """
@@ -509,7 +522,10 @@ def _pair_sums(
 
 @compiled_part
 def _equal_words_(words: Any, parts: Any, count: int) -> float:
-    """Return twice the contribution of equal words in different prefixes to the sum of cosines. Sorts the words."""
+    """Return twice the contribution of equal words in different prefixes to the sum of cosines.
+
+    Sorts `words` and `parts` in place.
+    """
     sort_with_(words, parts, count)
     same, begin = 0.0, 0
     while begin < count:
@@ -530,7 +546,7 @@ class Coherence:
     before: TextBefore
     excluded: ExcludedWords
     vectors: WordVectors
-    means: NDArray[np.float64]  # [size classes, size classes]
+    means: NDArray[np.float64]  # [size classes, size classes]: mean product of a pair of prefixes
     variances: NDArray[np.float64]
     # number of triggers -> sorted null statistics, and the mean of their excess over the 99th percentile
     null: dict[int, tuple[NDArray[np.float64], float]]
@@ -697,7 +713,7 @@ def _find_topic(
     for _ in range(_ROUNDS):
         total = unit[members].sum(0)
         bars, share = background.bars(total / max(float(np.linalg.norm(total)), 1e-9))
-        others = total[None, :] - unit * members[:, None]  # compare each prefix with the others
+        others = total[None, :] - unit * members[:, None]  # compare each prefix with the sum of the other prefixes
         close = (unit * others).sum(1) / np.maximum(np.linalg.norm(others, axis=1), 1e-9)
         members = (counts > 0) & (close > bars[classes])
         if members.sum() < GROUNDED:
@@ -739,7 +755,7 @@ class _TopicTest:
     def run(
         self, p: NDArray[np.float64], memories: NDArray[np.int64], sets: NDArray[np.int64], held: Any, same: Any
     ) -> tuple[dict[int, SemanticTopic], NDArray[np.float64]]:
-        """Return the topics of `memories`, and their combined p-values, which are 1 without a topic.
+        """Return topics by index into `memories`, and the combined p-value of each memory, which is 1 without a topic.
 
         `p` are the p-values of coherence. `sets` [all memories, t], `held` and `same` [all memories, any] hold rows of
         prefixes, -1 for none.
@@ -798,9 +814,9 @@ def find_topics(
 ) -> tuple[dict[int, list[SemanticTopic]], NDArray[np.float64]]:
     """Return topics by row of TriggerRows, and whether each memory would have a topic with swapped triggers.
 
-    The latter is nan for memories that were not tested with swapped triggers. `shallow` are the shallow patterns, and
-    `same` are prefixes with the last tokens of held-out triggers (score). After a topic is found, the remaining
-    triggers are tested again, for up to TOPICS topics per memory.
+    The second result is nan for memories that were not tested with swapped triggers. `shallow` are the shallow
+    patterns, and `same` are prefixes with the last tokens of held-out triggers (score). After a topic is found, the
+    remaining triggers are tested again, for up to TOPICS topics per memory.
     """
     if len(vectors.vectors) == 0:
         return {}, np.zeros(len(triggers.rows))

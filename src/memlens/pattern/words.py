@@ -1,6 +1,6 @@
 """The words of triggers and random prefixes.
 
-A word is a run of letters, which may contain an apostrophe, a number (1,900.5; 1990s; 21st), one character of a script
+A word is a run of letters (possibly with an apostrophe), a number (1,900.5; 1990s; 21st), one character of a script
 that is written without spaces, or a single punctuation mark. The last word of a prefix may be incomplete, because a
 tokenizer may split words. Words are compared in lower case. The spelling of the last word is stored to detect its
 shape. Only the last WINDOW words of a long prefix count.
@@ -28,7 +28,7 @@ GROUNDED = 3  # minimum number of prefixes of a pattern, as in the paper
 HELD = 25  # number of held-out triggers, which rank below those in which patterns are found
 ENOUGH = 10  # minimum number of held-out triggers to test a pattern
 WINDOW = 64
-UNKNOWN = 0  # number of words that exceed the size of the vocabulary; they are never part of a pattern
+UNKNOWN = 0  # word number of all words that do not fit into the vocabulary; patterns never contain it
 ROOM = 1 << 20  # size of the vocabulary: three word numbers fit into a 60-bit key
 TOKENS = 3_000_000  # maximum number of tokens to read from a large corpus, in runs of RUN sentences
 RUN = 64
@@ -78,7 +78,7 @@ def one_per_document(rows: NDArray[np.int64], documents: NDArray[np.int64]) -> N
 
 
 def read_trigger_rows(index: Index, top: int, held: int = 0, end: str = "top") -> TriggerRows:
-    """Return the first `top` triggers of every memory at one end, and `held` more."""
+    """Return the first `top` triggers of every memory at one end, and the next `held` triggers as held-out triggers."""
     columns = ["layer", "memory", "rank", "sentence", "position", "next_token"]
     filters = [("end", "=", end), ("rank", "<", top + held)]
     table = index.table("triggers", columns, filters)
@@ -194,12 +194,12 @@ class Words:
         return number
 
     def find(self, text: str) -> int:
-        """Return the number of a word in lower case."""
+        """Return the number of a lower-case word, or UNKNOWN."""
         return self._numbers.get(text, UNKNOWN)
 
 
 class PrefixWords(NamedTuple):
-    """The words of many prefixes, concatenated. A tuple, so that compiled code can read it."""
+    """The words of many prefixes, concatenated. This is a tuple so that compiled code can read it."""
 
     words: NDArray[np.int32]  # [all words]
     spellings: NDArray[np.int32]  # [all words]: the words as they are written
