@@ -1,10 +1,11 @@
-"""Coherence: whether the top tokens of a value are more similar than those of a random direction.
+"""Coherence: whether the top tokens of a value are more similar to each other than those of a random direction.
 
-The top tokens of a random vector look meaningful, too, because people see a theme in any ten words.
+This comparison is necessary because people see a theme in any ten words, even in the top tokens of a random vector.
 
 1. The similarity of a list is the mean cosine over all pairs of its first ten tokens, in the model's output embedding.
 2. The null distribution contains the similarities for 1,000 seeded random directions with the mean length of values.
-   Random directions are read like the values of the layer, and their lists may contain the same tokens.
+   Random directions are read in the same way as the values of the layer, and their lists are drawn from the same
+   allowed tokens.
 3. The coherence of a value is the share of random directions with a smaller similarity. A list is clear if its
    coherence is at least 0.99, so that 1% of random directions have clear lists.
 """
@@ -23,7 +24,7 @@ from memlens.vocab.kernels import find_ends, score_blocks, thread_pool
 LISTED = 10  # number of tokens in a list to compare
 DIRECTIONS = 1000
 _ROWS_AT_ONCE = 256
-_COMPARED = 8  # number of directions that are compared to detect layers with the same reading
+_COMPARED = 8  # number of directions to compare, which detects layers with the same reading
 
 
 def list_similarities(embedding: NDArray[np.float32], tokens: NDArray[np.integer]) -> NDArray[np.float64]:
@@ -48,7 +49,7 @@ def random_similarities(
 ) -> dict[int, NDArray[np.float64]]:
     """Return the sorted similarities of random directions for each layer.
 
-    Layers with the same reading share an array. `listed` are the tokens that lists may contain, None for all tokens.
+    Layers with the same reading share an array. `listed` are the tokens that lists may contain, or None for all tokens.
     """
     random = generator(seed, "coherence").normal(size=(DIRECTIONS, model.width)).astype(np.float32)
     directions = torch.from_numpy(random / np.linalg.norm(random, axis=1, keepdims=True)).to(model.device)

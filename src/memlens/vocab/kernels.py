@@ -3,9 +3,10 @@
 A block is a C-ordered array [rows, vocabulary] with one row per vector, so that the whole matrix [memories, vocabulary]
 is never in memory. Each row is read twice while it is in the cache:
 
-1. Divide the row into lanes, each of which contains every n-th token, and compute the maximum of each lane without
-   branches. The k-th highest of these maxima is a lower bound of the k-th highest score. Only the lanes that reach it
-   are read again, and few more than k scores are sorted. The lowest scores are found in the same way.
+1. Divide the row into n lanes, each of which contains every n-th token, and compute the maximum of each lane without
+   branches. The k-th highest of these maxima is a lower bound of the k-th highest score. Only lanes whose maximum
+   reaches this bound are read again, and only a few more than k scores are sorted. The lowest scores are found in the
+   same way.
 2. Compute the softmax, its entropy and the rank of the target.
 
 Tokens are sorted by score (descending at the top, ascending at the bottom), then by id.
@@ -29,19 +30,19 @@ FloatArray = NDArray[np.floating[Any]]
 IntArray = NDArray[np.integer[Any]]
 KeyArray = NDArray[np.uint64]
 
-# Few lanes are sorted quickly, and many lanes give a tight bound. MOST_LANES maxima fit into the first-level cache.
-# Lists with more entries than lanes have no bound.
+# Fewer lanes are sorted faster, and more lanes give a tighter bound. MOST_LANES maxima fit into the first-level cache.
+# If a list has more entries than there are lanes, there is no bound and all scores are sorted.
 _LANES_PER_PLACE, _LEAST_LANES, MOST_LANES = 2, 128, 1024
 _BLOCK_BYTES = 104 << 20  # large enough for a fast matrix product; every block uses the same memory
 _LEAST_ROWS = 128  # with fewer rows, reading the embedding takes longer than the product
 SCORE_BINS = 40
-_STEP = 64  # number of parallel sums; a fixed number makes the bits independent of the processor's vector width
-_GROUP = 32  # number of steps that are summed in float32 before the sum is added in float64
+_STEP = 64  # number of parallel sums; it is fixed so that results do not depend on the processor's vector width
+_GROUP = 32  # number of steps that are summed in float32 before this sum is added to a float64 total
 _LOW, _SHIFT = uint64(0xFFFFFFFF), uint64(32)
 _SIGN, _ALL = np.uint32(0x80000000), np.uint32(0xFFFFFFFF)
 
 # exp(x) = 2^n exp(r), where n is x / ln 2, rounded by adding 1.5 * 2^23, and exp(r) is a series up to r^7. The compiler
-# can vectorize this, unlike the exp of the library. The relative error is below 1e-7.
+# can vectorize this formula, unlike the library function exp. The relative error is below 1e-7.
 _LEAST = np.float32(-87.0)  # exp underflows below this
 _LOG2_E, _ROUND = np.float32(1.44269504), np.float32(12582912.0)
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
@@ -110,9 +111,10 @@ def count_above(scores: FloatArray, tokens: IntArray, pool: ThreadPoolExecutor |
 
 
 def count_scores(scores: FloatArray, ends: Ends, pool: ThreadPoolExecutor | None = None) -> IntArray:
-    """Return the number of tokens in bins of equal width from the lowest to the highest score, [rows, SCORE_BINS].
+    """Return the number of tokens per bin of scores, [rows, SCORE_BINS].
 
-    If all scores of a row are equal, they are in the first bin.
+    The bins of a row have equal width and range from its lowest to its highest score. If all scores of a row are equal,
+    all its tokens are in the first bin.
     """
     counts = np.zeros((len(scores), SCORE_BINS), np.int32)
     _in_parts(pool, len(scores), lambda first, last: _count_scores_(scores, first, last, ends, counts))
@@ -142,7 +144,10 @@ def _lane_extremes_(row: FloatArray, high: FloatArray, low: FloatArray) -> None:
 
 @compiled_part
 def _key(score: np.float32, token: int) -> int:
-    """Return an integer that is larger for higher scores and, among equal scores, for lower tokens. 0.0 equals -0.0."""
+    """Return a sort key that is larger for higher scores and, among equal scores, for lower token ids.
+
+    0.0 and -0.0 are equal scores.
+    """
     bits = np.float32(score + _ZERO).view(np.uint32)
     ordered = bits ^ _ALL if bits & _SIGN else bits | _SIGN
     return (uint64(ordered) << _SHIFT) | (_LOW - uint64(token))
@@ -151,12 +156,12 @@ def _key(score: np.float32, token: int) -> int:
 @compiled_part
 def _find_end_(
     row: FloatArray,
-    extremes: FloatArray,  # [lanes]: maxima of the row times sign
+    extremes: FloatArray,  # [lanes]: maximum of sign * row in each lane
     sign: np.float32,
     ordered: FloatArray,  # [lanes]: work space
     keys: KeyArray,  # [vocabulary]: work space
     tokens: IntArray,  # [k]: receives the tokens
-    scores: FloatArray,  # [k]: receives their scores
+    scores: FloatArray,  # [k]: receives the scores of these tokens
 ) -> None:
     k, lanes = tokens.shape[0], extremes.shape[0]
     for lane in range(lanes):

@@ -1,7 +1,8 @@
 """The nearest memories in all scanned layers, by the cosine of their keys or values.
 
-The linear part of the norm before a block is folded into its keys (table.folded_keys), so that keys of different layers
-can be compared. In a gated block, the key is that of the gate. A value is a row of the down projection.
+The linear part of the norm before a block is folded into the block's keys (table.folded_keys), so that keys of
+different layers can be compared. In a gated block, the key is the gate's weight vector. A value is a row of the down
+projection.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _vectors(memories: MemoryLayer, by: Side) -> torch.Tensor:
 
 
 def _cosines(rows: torch.Tensor, one: torch.Tensor) -> NDArray[np.float32]:
-    """Return the cosine of each row with a vector, or 0 if either of them has length 0. [rows]"""
+    """Return the cosine of each row with the vector `one`, or 0 if the row or the vector has length 0. [rows]"""
     lengths = rows.norm(dim=1) * one.norm()
     cosines: NDArray[np.float32] = ((rows @ one) / lengths.clamp(min=1e-30)).cpu().numpy()
     return cosines

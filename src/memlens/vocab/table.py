@@ -1,11 +1,11 @@
 """values.parquet and keys.parquet: the tokens that each value promotes and that each key matches.
 
 1. p(v) is the softmax of the lens scores of a value (see models/lens.py). Undertrained tokens (see tokens.py) are not
-   listed by default, but they count in p, entropy, argmax and ranks. The coherence of a list shows whether it is
-   clearer than the list of a random direction (see coherence.py).
+   listed by default, but they count in p, entropy, argmax and ranks. The coherence of a list shows whether the list has
+   a clearer theme than the list of a random direction (see coherence.py).
 2. The score of token e with key k is e . centered(gain * k) for a LayerNorm before the block, e . (gain * k) for an
    RMSNorm, and e . k without a norm. This score is the response of the key to the embedding of the token alone, without
-   bias, position and attention. In a gated block, k is the key of the gate.
+   bias, position and attention. In a gated block, k is the gate's weight vector.
 3. Values are compared with the tokens that follow the top triggers. The target of a memory is -1 if its top-1 trigger
    ends a sentence or if the memory has no trigger. Such memories are left out of comparisons.
 """
@@ -42,7 +42,7 @@ class NextTokens:
     filled: NDArray[np.int64]  # [memories]: number of top triggers
 
     def among(self, tokens: NDArray[np.int64], vocabulary: int) -> "NextTokens":
-        """Replace each token by its place in `tokens`, or by -1 if it is not among them."""
+        """Replace each token by its index in `tokens`, or by -1 if `tokens` does not contain it."""
         places = np.full(vocabulary + 1, -1, np.int32)  # the last entry is for token -1
         places[tokens] = np.arange(len(tokens))
         return NextTokens(self.layer, places[self.tokens], self.filled)
@@ -54,7 +54,7 @@ class NextTokens:
 
     @cached_property
     def shuffled_targets(self) -> NDArray[np.int32]:
-        """The target of the next memory with a target, for each memory with a target; -1 for others. [memories]"""
+        """The target of the next memory that has one, as a chance level; -1 if a memory has no target. [memories]"""
         shuffled = self.targets.copy()
         with_target = np.flatnonzero(shuffled >= 0)
         shuffled[with_target] = shuffled[np.roll(with_target, -1)]
@@ -90,7 +90,7 @@ VALUES_SCHEMA = pa.schema(
         ("argmax", pa.int32()),
         ("target", pa.int32()),  # the token after the top-1 trigger; null if there is none
         ("target_rank", pa.int32()),  # 1 + the number of tokens with a strictly higher score
-        ("shuffled_rank", pa.int32()),  # rank of the next memory's target, as a chance level
+        ("shuffled_rank", pa.int32()),  # rank of another memory's target, as a chance level
         ("tokens", _INTEGERS),
         ("p", _NUMBERS),
         ("bottom_tokens", _INTEGERS),
@@ -121,15 +121,17 @@ def compute_values(
         index: The index to write to.
         model: The scanned model or its location. Default: the location of the scan.
         top: Number of tokens to list at each end.
-        reading: "folded" or "raw". Default: "raw" for an index made with a preset of the paper, otherwise the model's.
+        reading: "folded" or "raw". Default: "raw" for an index made with a preset of the paper, otherwise the default
+            of the model.
         vocabulary: "all", or "trained" to leave undertrained tokens out of lists, p and targets.
         untrained: List undertrained tokens. Always True for an index made with a preset of the paper.
         progress: Called with the number of completed memories.
-        make_pool: Makes the pool that maps over layers. With equal threads, every pool gives the same bytes.
+        make_pool: Makes the pool that maps over layers. Every pool gives the same bytes if the number of threads is the
+            same.
 
     Raises:
         SettingError: An option is not valid.
-        ModelError: The model is not the scanned one, or a value has scores that are not finite.
+        ModelError: The model is not the scanned model, or a value has scores that are not finite.
     """
     if top < 1:
         raise SettingError(f"--top is {top}; it must be 1 or more")
@@ -175,7 +177,7 @@ def values_are_made(
         return False
     if not all(index.is_whole(table) for table in ("values", "keys", "tokens")):
         return False
-    # keys are written after values, so after an interruption they may be those of an earlier call
+    # keys are written after values, so after an interruption the index may hold the keys of an earlier call
     keys = index.sql("SELECT len(tokens) AS count FROM {keys} LIMIT 1")
     return [row["count"] for row in keys] == [min(top, len(model.lens.input_embedding))]
 
@@ -227,7 +229,7 @@ def key_tables(
 
 
 class MemoryCount:
-    """Counts completed memories and reports the progress of a stage."""
+    """A counter of completed memories that reports the progress of a stage."""
 
     def __init__(self, stage: str, total: int, progress: Progress = no_progress) -> None:
         self.stage, self.total, self.progress, self.done = stage, total, progress, 0
@@ -273,7 +275,7 @@ class ValuesOfLayer:
         parts: list[dict[str, NDArray[Any]]] = []
         values, kept = model.layers[layer].values, self.kept
         following = self.following if kept is None else self.following.among(kept, model.vocabulary)
-        listed = self.listed if kept is None else None  # with `kept`, lists may contain all these tokens
+        listed = self.listed if kept is None else None  # with `kept`, lists may contain all kept tokens
         k = min(self.top, *(len(tokens) for tokens in (kept, listed) if tokens is not None), model.vocabulary)
 
         def score(block: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
@@ -284,7 +286,7 @@ class ValuesOfLayer:
                 kept_scores = scores if kept is None else scores.take(kept, 1)
                 parts.append(_read_block(kept_scores, following, rows, k, pool, listed))
                 rows_done = len(scores)
-                del scores, kept_scores  # otherwise two blocks are in memory while the next one is computed
+                del scores, kept_scores  # otherwise, two blocks are in RAM while the next block is computed
                 count(rows_done)
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         columns["norm"] = at_least_float32(values).norm(dim=1).cpu().numpy()
@@ -306,7 +308,7 @@ def _read_block(
     pool: Any,
     listed: NDArray[np.int64] | None,
 ) -> dict[str, NDArray[Any]]:
-    """Return the columns of the table for one block of values."""
+    """Return the columns of values.parquet for one block of values."""
     targets, next_tokens = following.targets[rows], following.tokens[rows]
     ends = find_ends(scores, k if listed is None else 1, pool)
     lists = ends if listed is None else find_ends(scores.take(listed, 1), k, pool)
@@ -388,7 +390,7 @@ class KeysOfLayer:
 
 
 def router_tables(index: Index, model: MemoryModel, top: int) -> Iterator[pa.Table]:
-    """Yield the rows of routers.parquet: the tokens that match each expert's row of the router, as for keys."""
+    """Yield the rows of routers.parquet: the tokens that match each expert's row of the router, scored like keys."""
     embedding = model.lens.input_embedding  # [tokens, d]
     for layer in index.layers:
         groups = [group for group in model.layers[layer].groups if isinstance(group, ExpertGroup) and group.router]
@@ -408,7 +410,7 @@ def folded_keys(memories: MemoryLayer) -> torch.Tensor:
 
 
 def through_norm(keys: torch.Tensor, memories: MemoryLayer) -> torch.Tensor:
-    """Return keys as directions of the stream: x . key = stream . result, up to the scale of the norm."""
+    """Return keys as directions of the stream: norm(stream) . key = stream . result, up to the scale of the norm."""
     keys = at_least_float32(keys)
     norm = memories.input_norm
     if norm is None:

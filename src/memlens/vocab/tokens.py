@@ -6,7 +6,7 @@ token counts as undertrained in two cases:
 
 1. Its output embedding has a cosine above ALIKE with the direction that most tokens with a count of 0 share. The count
    of the token itself does not matter, because a token of the corpus was not necessarily predicted in training.
-2. Its output embedding has less than half the norm of every frequent token, and the token is rare in the corpus.
+2. Its output embedding is less than half as long as that of every frequent token, and the token is rare in the corpus.
 
 Classes are clusters of the input embeddings of tokens that occur in the corpus, by k-means on unit vectors. A class
 contains words that the model treats as similar, such as months. Embeddings are rounded to small whole numbers, so that
@@ -28,7 +28,7 @@ ALIKE = 0.9  # minimum cosine with the shared direction
 _OFTEN = 10  # minimum count of a frequent token
 _RARE = 5e-6  # maximum share of all tokens of the corpus
 _ROUNDS, _TURNS = 5, 12
-_SPREAD, _LARGEST = 32, 127  # the whole numbers that stand for one standard deviation and for the maximum
+_SPREAD, _LARGEST = 32, 127  # whole numbers for one standard deviation and for the largest entry
 _TOKENS_AT_ONCE = 4096
 
 TOKENS_SCHEMA = pa.schema(
@@ -37,7 +37,7 @@ TOKENS_SCHEMA = pa.schema(
         ("count", pa.int64()),  # occurrences in the corpus
         ("norm", pa.float32()),  # length of the output embedding
         ("trained", pa.bool_()),
-        *((name, pa.int32()) for name in CLASSES),  # null for a token that does not occur
+        *((name, pa.int32()) for name in CLASSES),  # null for a token that does not occur in the corpus
     ]
 )
 
@@ -69,7 +69,7 @@ def trained_tokens(index: Index, model: MemoryModel) -> NDArray[np.int64]:
 
 
 def tokens_read(index: Index) -> NDArray[np.int64] | None:
-    """Return the tokens that the softmax of this index's values includes, ascending, or None for all tokens."""
+    """Return the tokens that enter the softmax of this index's values, ascending, or None for all tokens."""
     if index.manifest.values.vocabulary == "all":
         return None
     return np.flatnonzero(index.table("tokens", ["trained"]).column("trained").to_numpy(zero_copy_only=False))
