@@ -2,7 +2,7 @@
 
     entropy          absolute change of the entropy of the output
     token-frequency  absolute change of the divergence of the output from the frequency of tokens
-    token            change of log p of the token on which a memory is active, for memories whose value lowers it
+    token            change of log p of the token on which a memory is active, if the memory's value demotes this token
 
 In a random group, each memory is replaced by a memory of the same layer that is active on some prefix. Replacements are
 drawn from the unused memories with the most similar norms. An effect appears if it is larger than in each of 20 random
@@ -50,7 +50,7 @@ class TargetPrefixes:
 def role_effects(
     index: Index, model: MemoryModel, *, seed: int = 0, sample: int = SAMPLE, progress: Progress = no_progress
 ) -> list[RoleEffect]:
-    """Return the effects of the roles that are listed above, measured on `sample` prefixes."""
+    """Return the effects of the three roles entropy, token-frequency and token, measured on `sample` prefixes."""
     random_prefixes = _draw_prefixes(index, sample, generator(seed, "role-effects"))
     counts = token_counts(index)[: model.vocabulary]
     unigram = torch.from_numpy(np.log((counts + 1) / (counts + 1).sum())).to(model.device)
@@ -120,7 +120,7 @@ class UnusedMemories:
                 self.free[layer].append(memory)
 
     def comparable(self, random: np.random.Generator) -> Group:
-        """Return the part of the group that can be compared: no more memories of a layer than it has unused ones."""
+        """Return a random part of the group that has, in each layer, at most as many memories as there are unused."""
         comparable: Group = []
         for layer, free in sorted(self.free.items()):
             memories = np.array([memory for at, memory in self.group if at == layer])
@@ -128,7 +128,7 @@ class UnusedMemories:
         return comparable
 
     def random_group(self, group: Group, random: np.random.Generator) -> Group:
-        """Replace each memory by an unused memory of its layer, drawn from those with the most similar norms."""
+        """Replace each memory by a random one of the NEAREST unused memories of its layer, by similarity of norms."""
         norms = {layer: np.array([self.norms[layer, memory] for memory in free]) for layer, free in self.free.items()}
         drawn = list(group)
         for place in random.permutation(len(group)):  # otherwise, the same memories would always be replaced first
@@ -205,7 +205,7 @@ def _draw_prefixes(index: Index, sample: int, random: np.random.Generator) -> Ta
 def _find_suppressing(index: Index, random: np.random.Generator) -> tuple[Group, TargetPrefixes]:
     """Return token memories whose value demotes their token, each with its best trigger that ends with this token.
 
-    If there are more than MOST such memories, return a random sample.
+    If there are more than MOST such memories, returns a random sample of them.
     """
     rows = index.sql(
         """SELECT r.layer, r.memory, r.token, arg_min(c.tokens[:t.position + 1], t.rank) AS tokens FROM {roles} r

@@ -13,14 +13,14 @@ from memlens.role.rules import TOKENS
 
 Ints = NDArray[np.int64]
 _SHIFT = 32
-_NONE = -1  # no token before the first one
+_NONE = -1  # stands for the missing token before the first token
 
 
 class CorpusEndings:
     """Counts of the corpus's prefixes by their last token and, for some pairs, by their last two tokens.
 
-    Only prefixes that can be triggers count. If several sentences share a beginning, the scan reads it once, so it
-    counts once. `frequency` counts every token of the corpus.
+    Only prefixes that can be triggers count. If several sentences share a beginning, the scan reads this beginning
+    once, so its prefixes count once. `frequency` counts every token of the corpus.
     """
 
     def __init__(self, index: Index, pairs: Ints) -> None:
@@ -52,9 +52,9 @@ def pair_of(before: Ints, last: Ints) -> Ints:
 
 
 def trigger_ends(index: Index, layer: int) -> tuple[Ints, Ints, Ints]:
-    """Return memory, token before the last one (-1 for none) and last token of every top trigger of a layer.
+    """Return the memory, the second-to-last token (-1 for none) and the last token of every top trigger of a layer.
 
-    BOS alone (position -1), which some scans include as a prefix, has no token of the corpus and is left out.
+    Some scans include BOS alone (position -1) as a prefix. It is left out, because it has no token of the corpus.
     """
     rows = index.arrays(
         """SELECT t.memory, CASE WHEN t.position > 0 THEN c.tokens[t.position] ELSE -1 END AS before,
@@ -88,9 +88,9 @@ def count_endings(memory: Ints, before: Ints, last: Ints, memories: int) -> dict
 
 
 def _commonest(memory: Ints, ending: Ints, triggers: Ints) -> tuple[Ints, Ints, NDArray[np.float64]]:
-    """Return each memory's most common ending, its number of triggers, and the share of the most common endings.
+    """Return each memory's most common ending, the number of triggers with it, and the share of common endings.
 
-    The share is that of the TOKENS most common endings together.
+    The last result is the share of triggers that have one of the TOKENS most common endings.
     """
     both, times = np.unique(np.stack([memory, ending]), axis=1, return_counts=True)
     order = np.lexsort((both[1], -times, both[0]))  # by memory, then by count (highest first), then by ending
@@ -104,7 +104,7 @@ def _commonest(memory: Ints, ending: Ints, triggers: Ints) -> tuple[Ints, Ints, 
 
 
 def _prefix_ends(index: Index) -> Iterator[tuple[Ints, Ints, NDArray[np.bool_]]]:
-    """Yield batches of prefixes: the token before the last, the last token, and whether the prefix can be a trigger."""
+    """Yield batches of prefixes: second-to-last token, last token, and whether the prefix can be a trigger."""
     settings, fresh_from = index.manifest.settings, _fresh_from(index)
     for batch in index.batches("SELECT tokens, sentence FROM {corpus}"):
         lists, sentences = batch.column(0), np.asarray(batch.column(1), np.int64)

@@ -1,4 +1,4 @@
-"""Dependence of a memory's activity on position: the share that position explains, and a p-value."""
+"""Dependence of a memory's activity on position: the share of its entropy that position explains, and a p-value."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,8 +16,8 @@ def position_numbers(index: Index, layer: int) -> dict[str, NDArray[Any]]:
     """Return `position`, `position_from` and `p` of each memory of a layer, as columns.
 
     `position` is the share of the entropy of being active that position explains, and `p` is its p-value.
-    `position_from` is the first position of the range in which the memory is active most often. Without a counts table,
-    these are NaN, -1 and 1.
+    `position_from` is the first position of the range in which the memory is active most often. If the index has no
+    counts table, the three columns are NaN, -1 and 1.
     """
     memories = index.memories(layer)
     if not index.has("counts"):
@@ -73,7 +73,7 @@ def p_of_positions(fired: Counts, prefixes: Counts, sentences: Counts) -> NDArra
 
 
 def _rates(fired: Counts, prefixes: Counts, whole: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the activation frequency in each range. An empty range has the overall one, so it makes no difference."""
+    """Return the activation frequency in each range. An empty range has the overall frequency, so it has no effect."""
     return np.where(prefixes > 0, fired / np.maximum(prefixes, 1), whole)
 
 

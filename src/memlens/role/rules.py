@@ -1,8 +1,8 @@
 """Rules that assign roles to memories, with a bound on the false discovery rate.
 
-    dead             no prefix of the corpus activates it
+    dead             no prefix of the corpus activates the memory
     token            at most 3 last tokens cover 90% of its triggers, and it is not an n-gram memory (Voita et al. 2023)
-    n-gram           at most 3 two-token endings cover 90%, and the token before the last matters    (Voita et al. 2023)
+    n-gram           at most 3 two-token endings cover 90%, and the second-to-last token matters     (Voita et al. 2023)
     positional       position explains at least a quarter of the entropy of being active             (Voita et al. 2023)
     entropy          the value is among the longest tenth of its layer and lies in directions that the unembedding
                      hardly reads                                                                   (Stolfo et al. 2024)
@@ -17,8 +17,8 @@ Every rule except the first has a null hypothesis: the triggers are random prefi
 frequency does not depend on position (positions.py), or the value has a random direction. A memory has a role if it
 meets the threshold in the rule and its null hypothesis is rejected. The false discovery rate holds over all memories
 that are tested for the role. The rate is controlled by the method of Benjamini and Hochberg if the null distribution is
-known. For heavy tails, the rate is estimated with values in random directions. The ideas are from the cited papers, and
-the thresholds are ours.
+known. For heavy tails, the rate is estimated with values in random directions. The ideas are from the cited papers. The
+thresholds were chosen for memlens.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,7 +44,10 @@ def p_of_cosine(cosine: NDArray[Any], d: int) -> NDArray[np.float64]:
 
 
 def p_of_part(part: NDArray[Any], directions: int, d: int) -> NDArray[np.float64]:
-    """Return the p-value of the share of a vector's squared length in some of d dimensions, for random directions."""
+    """Return the p-value of `part`, the share of a vector's squared length in some of d dimensions.
+
+    The null hypothesis is a random direction. `directions` is the number of these dimensions.
+    """
     from scipy.special import betainc
 
     if d <= directions:  # the share in all dimensions is always 1
@@ -57,7 +60,8 @@ def p_of_spread(spread: NDArray[Any], eigenvalues: NDArray[Any]) -> NDArray[np.f
     """Return the p-value [n] of v G v >= spread for a random direction v, where G has these eigenvalues [d].
 
     This is P(sum of (eigenvalue - spread) z^2 >= 0) for normal z, computed with the saddlepoint approximation of
-    Lugannani and Rice (https://doi.org/10.2307/1426607). Its relative error is a few percent, even far in the tail.
+    Lugannani and Rice (https://doi.org/10.2307/1426607). The relative error of the approximation is a few percent, even
+    far in the tail.
     """
     from scipy.special import ndtr
 
@@ -82,8 +86,9 @@ def p_of_spread(spread: NDArray[Any], eigenvalues: NDArray[Any]) -> NDArray[np.f
 def p_of_endings(numbers: Numbers, tokens: int, prefixes: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the p-values of the triggers' most common last token, and of their most common last two tokens.
 
-    Both are corrected for selecting the most common ending. `tokens` is the number of distinct tokens in the corpus,
-    any of which could be the last token or come before it. `prefixes` is the number of prefixes that could be triggers.
+    Both p-values are corrected for the selection of the most common ending. `tokens` is the number of distinct tokens
+    in the corpus, any of which could be the last or second-to-last token. `prefixes` is the number of prefixes that
+    could be triggers.
     """
     t, share = numbers["triggers"], upper_share(numbers["token_count"], prefixes)
     token = np.where(t > 0, binomial_tail(numbers["token_triggers"], t, share), 1.0)
@@ -127,7 +132,7 @@ def assign(
 
 
 def _among(tested: NDArray[np.bool_], numbers: NDArray[Any], q: Callable[[NDArray[Any]], Any]) -> NDArray[np.float64]:
-    """Return the q-values of the tested memories, and 1 for all others."""
+    """Return the q-values of the tested memories, and 1 for all other memories."""
     column = np.ones(len(numbers))
     column[tested] = q(numbers[tested])
     return column

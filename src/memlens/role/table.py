@@ -73,7 +73,7 @@ def roles_are_made(index: Index, model: MemoryModel, *, rate: float = 0.01, seed
 
 
 def _notes(index: Index, model: MemoryModel, rate: float, seed: int) -> dict[str, Any]:
-    """Return what the manifest records about the roles: settings and checksums of the tables they are made from."""
+    """Return the manifest's record of the roles: the settings, and the checksums of the tables used."""
     made_from = {name: index.manifest.sha256(name) for name in ("triggers", "counts") if index.has(name)}
     reading = index.manifest.values.reading or model.lens.readings[0]
     return {"rate": rate, "seed": seed, "reading": reading, "from": made_from}
@@ -178,7 +178,7 @@ class RoleEffect:
     difference: float | None  # mean change minus the mean over random groups
     low: float | None  # ends of the interval of `difference`; None for fewer than two prefixes
     high: float | None
-    appears: bool | None  # None if there are no such memories, or no other memories to compare them with
+    appears: bool | None  # None if no memory has the role, or if there are no other memories to compare with
 
     @property
     def verdict(self) -> str:

@@ -14,15 +14,16 @@ from memlens.stats import generator
 from memlens.vocab.kernels import score_blocks
 from memlens.vocab.table import through_norm
 
-WEAK = 1 / 20  # share of the directions that count as weak: those with the smallest effect on the logits
+WEAK = 1 / 20  # share of the directions that count as weak because they have the smallest effect on the logits
 _ROWS = 2048  # number of values or embeddings to convert to float64 at once
 Arrays = dict[str, NDArray[np.float64]]
 
 
 class ValueReader:
-    """Reads the values of a layer through the lens, over the tokens that occur in the corpus.
+    """A reader of the values of a layer through the lens, for the tokens that occur in the corpus.
 
-    Other tokens are left out: undertrained tokens form a distant cluster that gives every direction heavy tails.
+    Other tokens are left out, because undertrained tokens form a distant cluster that gives every direction heavy
+    tails.
     """
 
     def __init__(self, model: MemoryModel, layer: int, reading: str, counts: NDArray[np.int64]) -> None:
@@ -37,7 +38,8 @@ class ValueReader:
         eigenvalues, vectors = torch.linalg.eigh(fold @ spread @ fold.T)
         is_read = eigenvalues > 1e-9 * eigenvalues[-1]  # a norm that centers removes one direction
         self.fold, self.rank = fold, int(is_read.sum())
-        self.eigenvalues = (eigenvalues.clamp_min(0) / len(self.tokens)).cpu().numpy()  # of the score variance
+        # eigenvalues of G, where v G v is the variance of the scores of v
+        self.eigenvalues = (eigenvalues.clamp_min(0) / len(self.tokens)).cpu().numpy()
         self.directions = max(round(WEAK * self.rank), 1)
         self.weak, self.read = vectors[:, is_read][:, : self.directions], vectors[:, is_read]
         self.frequent = fold @ follows  # [d]
@@ -72,7 +74,7 @@ class ValueReader:
         parts = [_moments(scores[:, self.tokens], self.frequency) for _, scores in blocks]
         moments = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         norm = _in_blocks(lambda block: to_float64(block).norm(dim=1), values)
-        has_length = norm > 0  # values of length 0 have no direction and get the numbers of a normal distribution
+        has_length = norm > 0  # values of length 0 have no direction and get the moments of a normal distribution
         moments["variance"] = np.where(has_length, moments["variance"] / np.where(has_length, norm, 1.0) ** 2, 0.0)
         for name, default in (("skew", 0.0), ("kurtosis", 3.0), ("frequency", 0.0)):
             moments[name] = np.where(has_length, moments[name], default)
@@ -87,18 +89,21 @@ class ValueReader:
         return np.concatenate(parts)
 
     def kurtosis(self, values: Tensor) -> Tensor:
-        """Return the kurtosis of the scores of each value [n, d]. This takes a third of the time of all moments."""
+        """Return the kurtosis of the scores of each value [n, d], in a third of the time that `moments` needs."""
         folded = (to_float64(values) @ self.fold).float()
         second = torch.zeros(len(values), dtype=torch.float64, device=folded.device)
         fourth = torch.zeros_like(second)
-        for _, embedding in self._embeddings():  # they are centered, so the mean score is 0
+        for _, embedding in self._embeddings():  # embeddings are centered, so the mean score is 0
             squared = (folded @ embedding.float().T).square_()
             second += squared.sum(1, dtype=torch.float64)
             fourth += squared.square_().sum(1, dtype=torch.float64)
         return fourth * len(self.tokens) / second.square()
 
     def part_in_weak(self, values: Tensor) -> NDArray[np.float64]:
-        """Return the share of weak directions in the squared length of each value. Unread directions do not count."""
+        """Return the share of each value's squared length that lies in weak directions.
+
+        Directions that the lens does not read do not count.
+        """
 
         def part(block: Tensor) -> Tensor:
             wide = to_float64(block)
@@ -147,7 +152,7 @@ def _row_blocks(rows: int) -> list[slice]:
 
 
 def _in_blocks(function: Callable[[Tensor], Tensor], values: Tensor) -> NDArray[np.float64]:
-    """Return a number for each row [n, d], computed block by block."""
+    """Return the function's number for each row of `values` [n, d], computed block by block."""
     return np.concatenate([_array(function(values[part])) for part in _row_blocks(len(values))])
 
 
