@@ -51,17 +51,17 @@ def save_svg(circuit: Circuit, path: str | Path, *, force: bool = False) -> None
 
 
 def is_graph(head: bytes) -> bool:
-    """Return True if a file starts like a file written by `save_graph`."""
+    """Return True if `head` is the start of a file written by `save_graph`."""
     return head.startswith(_GRAPH_START)
 
 
 def is_svg(head: bytes) -> bool:
-    """Return True if a file starts like a file written by `save_svg`."""
+    """Return True if `head` is the start of a file written by `save_svg`."""
     return head.startswith(_SVG_START)
 
 
 def group_nodes(circuit: Circuit) -> dict[str, list[str]]:
-    """Return the supernodes of a circuit: memories with the same pattern, and one memory at several positions."""
+    """Return {name: ids of nodes} of supernodes: memories with the same pattern, or one memory at several positions."""
     groups: dict[str, list[str]] = defaultdict(list)
     for node in circuit.memories:
         groups[node.label or node.name].append(node.id)
@@ -73,7 +73,7 @@ def attribution_graph(circuit: Circuit, groups: Mapping[str, Sequence[str]] | No
 
     Args:
         circuit: The circuit.
-        groups: Supernodes by name, each with the ids of its nodes. Default: those of `group_nodes`.
+        groups: Supernodes by name, each with the ids of its nodes. Default: the result of `group_nodes`.
     """
     from memlens import __version__
 
@@ -142,7 +142,7 @@ class _SavedGraph(msgspec.Struct):
 
 
 def load_graph(path: str | Path) -> Circuit:
-    """Read a circuit that `save_graph` wrote. Edges are not split by head.
+    """Read a circuit that `save_graph` wrote. The file does not store how edges are split by head.
 
     Raises:
         FilesError: The file cannot be read or is not a circuit that memlens wrote.
@@ -190,7 +190,7 @@ def load_graph(path: str | Path) -> Circuit:
 
 
 def _influences(circuit: Circuit) -> dict[str, float]:
-    """Return the cumulative share of absolute relevance at each node, adding the largest nodes first."""
+    """Return the influence of each node: the cumulative share of absolute relevance, largest nodes first."""
     nodes = sorted((node for node in circuit.nodes if node.kind != "target"), key=lambda node: -abs(node.relevance))
     total = sum(abs(node.relevance) for node in nodes) or 1.0
     influences, reached = {"target": 0.0}, 0.0
@@ -201,7 +201,7 @@ def _influences(circuit: Circuit) -> dict[str, float]:
 
 
 def _row(circuit: Circuit, node: Node) -> int:
-    """Return the position of a node in the model's input. A node without a position gets the last one."""
+    """Return the position of a node in the model's input. A node without a position gets the last position."""
     return len(circuit.tokens) - 1 if node.position is None else node.position + circuit.shift
 
 

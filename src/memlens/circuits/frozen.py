@@ -2,15 +2,15 @@
 
 1. Run the model once on the prompt. Freeze every attention weight (the output of each softmax), the scale of every norm
    at every position, and one factor per memory. For a plain memory m = f(z) with z = k.x + b, the factor is f(z) / z.
-   For a gated memory m = f(g) u, it is f(g). If the block adds a constant to u or clips u, it is the slope in u. With
-   `gate="half"`, half of a gated memory is attributed to each of its two factors, as in LRP.
+   For a gated memory m = f(g) u, the factor is f(g) or, if the block adds a constant to u or clips u, the slope of m in
+   u. With `gate="half"`, half of a gated memory is attributed to each of its two factors, as in LRP.
 2. Everything that remains is linear: the stream, the keys and the logits are sums over writes. A write is an embedding,
    a memory's coefficient times its value, or a bias.
 3. The relevance of a write is the write times the gradient of the target in the frozen network. One backward pass gives
    the relevance of every memory at every position.
 4. The edge from write i to memory j is the contribution of i to j's coefficient through norms and attention only, times
-   the gradient of the target with respect to j's coefficient. It is computed in a second graph in which coefficients
-   are leaves.
+   the gradient of the target with respect to j's coefficient. Edges are computed in a second graph in which
+   coefficients are leaves.
 5. An edge is split by the first attention head on its paths. With coefficients and head outputs as leaves, the head
    outputs are linear in the writes. The part of the edge that enters attention through a head is the contribution of i
    to the output of this head, times the gradient of j's coefficient with respect to this output over all later paths.
@@ -99,7 +99,7 @@ class FreezeNonlinearities(TorchFunctionMode):
         kinds = (*args[1:], *options.values())
         is_downcast = func is torch.Tensor.float or (func is torch.Tensor.to and kinds == (torch.float32,))
         if is_downcast and args[0].dtype == torch.float64:
-            return args[0]  # some norms compute in float32, which would limit the precision of float64 to 1e-7
+            return args[0]  # stay in float64: some norms compute in float32, with a precision of only 1e-7
         if func in _FROZEN:
             return func(*args, **options).detach()
         if func is nn.functional.layer_norm:
@@ -243,7 +243,7 @@ def frozen_pass(
         model: The model. Its dtype decides the precision of all sums.
         tokens: The input tokens [1, pos], including BOS.
         target: The number to explain, from the logits of the last position before soft-capping.
-        gate: What carries the relevance of a gated memory: `value` (its input u), or `half` for both factors alike.
+        gate: What carries the relevance of a gated memory: `value` (its input u), or `half` (gate and input equally).
         cut: Make the coefficients leaves, so that gradients pass through norms and attention only.
         cut_heads: Make the outputs of attention heads leaves, so that gradients do not pass through attention.
     """
@@ -301,7 +301,7 @@ def _embedding_as_leaf(model: MemoryModel, embedding: list[Tensor]) -> Iterator[
 
 @contextmanager
 def _block_inputs(model: MemoryModel) -> Iterator[dict[nn.Module, Tensor]]:
-    """Record the input [pos, d] of every module that reads keys during the pass, by module."""
+    """Yield {module: its input [pos, d]} for every module that multiplies its input by keys, filled during the pass."""
     inputs: dict[nn.Module, Tensor] = {}
 
     def keep(reader: nn.Module, states: Tensor) -> None:
@@ -323,7 +323,7 @@ def _freeze(
     gate: Gate,
     cut: bool,
 ) -> Tensor:
-    """Replace the coefficients [1, pos, size] of a group by their frozen form and add them to the layer's graph."""
+    """Return the frozen form of a group's coefficients [1, pos, size], and add this form to the layer's graph."""
     exact = coefficients[0].detach()
     linear = _linear_part(group, inputs[group.reader], exact, gate)
     constant = exact - linear.detach()
@@ -348,7 +348,7 @@ def _linear_part(group: MemoryGroup, x: Tensor, exact: Tensor, gate: Gate) -> Te
 
 
 def _up_factor(group: MemoryGroup, exact: Tensor, gate: Tensor, up: Tensor) -> Tensor:
-    """Return the factor of u in the coefficients: f(g), or the slope if the block combines gate and input otherwise."""
+    """Return the factor of u in the coefficients: f(g), or the slope in u if the group has its own `combine`."""
     if group.combine is None:
         return _ratio(exact, up, None)
     with torch.enable_grad():
@@ -371,7 +371,7 @@ def _ratio(exact: Tensor, product: Tensor, group: MemoryGroup | None) -> Tensor:
 
 
 def check_conservation(model: MemoryModel, frozen: FrozenPass, gradients: Gradients) -> None:
-    """Raise UnsupportedModel if the network is not linear: embeddings and biases do not sum to the target."""
+    """Raise UnsupportedModel if the network is not linear, so that embeddings and biases do not sum to the target."""
     total = (
         float((frozen.embedding.detach() * gradients.embedding).sum())
         + gradients.bias

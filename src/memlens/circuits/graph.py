@@ -3,8 +3,8 @@
 1. Run the frozen network (frozen.py). One backward pass gives the relevance of every memory at every position.
 2. Select the memories with the largest absolute relevance. The other memories of each layer form one "others" node, and
    all biases form one node, so that all sums hold in the graph that is shown.
-3. Run one backward pass per node, with all coefficients as leaves. It gives the edges into this node from every earlier
-   write.
+3. Run one backward pass per node, with all coefficients as leaves. This pass gives the edges into the node from every
+   earlier write.
 4. With `heads`, split every edge by the first attention head on its paths (step 5 of frozen.py).
 """
 
@@ -46,8 +46,8 @@ def circuit(
         prompt: The text. The prediction after its last token is explained.
         token: The token whose logit is explained. Default: the predicted token.
         against: A second token. The difference of the two logits is explained.
-        nodes: How many memories to show one by one.
-        gate: What carries the relevance of a gated memory: `value` (its input u), or `half` for both factors alike.
+        nodes: How many memories to show as separate nodes.
+        gate: What carries the relevance of a gated memory: `value` (its input u), or `half` (gate and input equally).
         heads: Split every edge by the first attention head on its paths.
         index: An index of the same model that names the memories.
 
@@ -107,7 +107,7 @@ def circuit(
 
 
 def check_length(tokens: int, what: str) -> None:
-    """Raise SettingError for a prompt of a single token (BOS counts), because it has no context."""
+    """Raise SettingError if a prompt has only one token (including BOS), because a single token has no context."""
     if tokens < 2:
         raise SettingError(f"{what} has one token; a circuit needs at least two")
 
@@ -233,7 +233,7 @@ class _Parts:
             yield from self._edges_into_memories(f"others{layer}", layer, self._without_selected(layer, gradient))
 
     def _edges_into_memories(self, node: str, layer: int, cotangent: Tensor) -> Iterator[Edge]:
-        """Yield the edges into some memories of a layer, given dt/dm [pos, memories] with 0 at all others."""
+        """Yield the edges into some memories of a layer, given the gradient dt/dm [pos, memories], 0 elsewhere."""
         split = torch.split(cotangent, [part.shape[1] for part in self.cut.layers[layer].linear], 1)
         constant = float((self.constants[layer] * cotangent).sum())
         yield from self._edges_into(node, lambda frozen: frozen.layers[layer].linear, split, constant)
@@ -245,7 +245,7 @@ class _Parts:
         cotangents: Sequence[Tensor] | None,
         constant: float,
     ) -> Iterator[Edge]:
-        """Yield the edges into a node, given the tensors of the node and the gradients with respect to them."""
+        """Yield the edges into a node. `outputs` returns the node's tensors, and `cotangents` are their gradients."""
         amounts = self._amounts(self.cut.gradients(outputs(self.cut), cotangents), constant)
         if self.heads is None:
             yield from (Edge(source, node, amount) for source, amount in amounts.items() if amount)
@@ -299,13 +299,13 @@ class _HeadSplit:
         self.outputs = [torch.stack(layer) for layer in zip(*rows, strict=True)]  # by layer: [nodes, heads, pos, d]
 
     def split(self, gradients: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return the part of each node's edge by head, from the gradients with respect to head outputs."""
+        """Return, for each node, the parts of its edge by head, from the gradients with respect to head outputs."""
         pairs = zip(self.outputs, gradients, strict=True)
         parts = torch.cat([torch.einsum("nhpd,hpd->nh", outputs, gradient) for outputs, gradient in pairs], 1)
         return dict(zip(self.names, parts, strict=True))
 
     def strongest(self, direct: float, by_head: Tensor) -> tuple[HeadPart, ...]:
-        """Return the direct part, the strongest heads and the sum of the others, largest absolute weight first."""
+        """Return the direct part, the strongest heads and the sum of the other heads, largest absolute weight first."""
         best = by_head.abs().topk(min(_HEADS_SHOWN, len(by_head))).indices.tolist()
         parts = [HeadPart("direct", direct), *(HeadPart(self.heads[head], float(by_head[head])) for head in best)]
         rest = by_head.clone()

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Node:
-    """A token, a memory at a position, the other memories of a layer, all biases, or the target."""
+    """A token, a memory at a position, a layer's memories without their own nodes, all biases, or the target."""
 
     id: str
     kind: str  # "embedding", "memory", "others", "bias" or "target"
@@ -17,7 +17,7 @@ class Node:
     name: str  # L5N94 for a memory, the token's text for an embedding
     relevance: float
     coefficient: float | None = None
-    label: str = ""  # name of the memory by its patterns, from the index
+    label: str = ""  # name of the memory, made from its patterns in the index
     number: int | None = None  # number of the memory in its layer, or id of the token
 
 

@@ -1,7 +1,8 @@
 """The circuit of a task: the memories that make a model prefer the right answer, measured on held-out pairs.
 
-A task is a list of pairs: a clean prompt and a patch prompt with the same number of tokens, and one token as the answer
-of each. The metric is logit(clean answer) - logit(patch answer) at the last position of the clean prompt.
+A task is a list of pairs. A pair is a clean prompt and a patch prompt with the same number of tokens, and one token as
+the answer of each prompt. The metric is logit(clean answer) - logit(patch answer) at the last position of the clean
+prompt.
 
 1. Split the pairs into training and held-out pairs.
 2. Score every memory on the training pairs. The score is the change of its coefficient from the patch prompt to the
@@ -11,17 +12,17 @@ of each. The metric is logit(clean answer) - logit(patch answer) at the last pos
    where half of a gated memory is attributed to each of its factors (RelP). `patching` (attribution patching) takes the
    gradient at the clean prompt. The score of `ablation` is the mean gradient of the metric with respect to a mask that
    moves all memories together from their means (see step 3) to their own coefficients. The scores of `ablation` sum to
-   m(all) - m(none), the denominator of the faithfulness, and they also find memories that both prompts need.
+   m(all) - m(none), the denominator of the faithfulness, and `ablation` also finds memories that both prompts need.
 3. Rank memories by the absolute score. For each size k, keep the first k memories and set all other memories to their
    means over the patch prompts of the training pairs, at each position.
 4. With `refine`, learn a mask over the 2% of memories with the largest absolute scores. A coefficient m becomes
-   mean + mask (m - mean). Gradient descent minimizes three parts: the squared error of the metric if all other memories
-   have their means; the squared difference from the metric without any memory if the mask is ablated and all other
-   memories are kept; and a cost per memory. Errors are relative to the difference that all memories make. Memories
-   with a mask above 0.5 are then ranked first.
-5. Measure the faithfulness F = (m(C) - m(none)) / (m(all) - m(none)) on held-out pairs, where m is the mean metric with
-   only these memories kept. The complement is the faithfulness of all memories outside of the circuit. Random sets
-   contain the same number of memories of each layer.
+   mean + mask (m - mean). Gradient descent minimizes the sum of three parts: the squared error of the metric if all
+   other memories have their means, the squared difference from the metric without any memory if the mask is ablated and
+   all other memories are kept, and a cost per memory. Errors are relative to the difference that all memories make.
+   Memories with a mask above 0.5 are then ranked first.
+5. Measure the faithfulness F = (m(C) - m(none)) / (m(all) - m(none)) of a circuit C on held-out pairs, where m(S) is
+   the mean metric if only the memories in S are kept. The complement is the faithfulness of all memories outside of the
+   circuit. Random sets contain the same number of memories of each layer as the circuit.
 
 References: Marks et al. 2024, "Sparse feature circuits"; Hanna et al. 2024, EAP-IG; MIB, where the area under the curve
 is called CPR.
@@ -249,7 +250,7 @@ def task_circuit(
     names = [loaded.names.name(layer, number) for layer, mean in means.items() for number in range(mean.shape[1])]
     ranked = ranking[: curve[-1].size].tolist()
     size = (smallest or min(curve, key=lambda point: abs(point.share - _SHARE_WITHOUT_FAITHFUL))).size
-    # the first token has no context, and some memories are large only at this token
+    # leave out the first token: it has no context, and some memories have large coefficients only there
     averages = torch.cat([to_float64(mean[1:]).mean(0).cpu() for mean in means.values()])
     return TaskCircuit(
         pairs=len(training) + len(measured),
@@ -346,7 +347,7 @@ def _mean_coefficients(model: MemoryModel, batches: Sequence[_Batch]) -> dict[in
 
 
 def _at_positions(means: Tensor, m: Tensor, group: MemoryGroup) -> Tensor:
-    """Return the means [pos, size] for coefficients [n, pos, size]. Positions after the last one use its means."""
+    """Return the means [pos, size] for coefficients [n, pos, size]. Positions without means use the last means."""
     rows = torch.arange(m.shape[1], device=means.device).clamp(max=len(means) - 1)
     return means[rows][:, group.columns].to(m.dtype)
 
@@ -460,7 +461,7 @@ def _ablation_scores(
 def _learn_mask(
     model: MemoryModel, batches: Sequence[_Batch], candidates: Tensor, means: dict[int, Tensor], progress: Progress
 ) -> Tensor:
-    """Return a mask from 0 to 1 for the candidates (flat numbers): few memories that do the task, alone and needed."""
+    """Return a mask from 0 to 1 for the candidates, learned as in step 4. Candidates are numbered over all layers."""
     logits = torch.full((len(candidates),), 1.0, dtype=model.dtype, requires_grad=True)
     optimizer = torch.optim.Adam([logits], lr=_MASK_RATE)
     parts = _split(batches, _MASK_TOKENS)
@@ -480,7 +481,7 @@ def _learn_mask(
 
 
 def _split(batches: Sequence[_Batch], tokens: int) -> list[_Batch]:
-    """Cut batches into smaller ones of at most this many tokens."""
+    """Cut batches into smaller batches of at most `tokens` tokens."""
     parts = []
     for batch in batches:
         size = max(1, tokens // batch.clean.shape[1])
@@ -530,7 +531,7 @@ def _masked_metric(
 
 
 class _HeldOut:
-    """The metric of held-out pairs if some memories are kept and all others have their means."""
+    """The metric on held-out pairs if some memories are kept and all other memories have their means."""
 
     def __init__(self, model: MemoryModel, batches: Sequence[_Batch], means: dict[int, Tensor], seed: int) -> None:
         self.model, self.batches, self.means = model, batches, means
@@ -539,7 +540,7 @@ class _HeldOut:
         self.resamples = np.random.default_rng(seed).integers(0, len(self.nothing), (_RESAMPLES, len(self.nothing)))
 
     def metrics(self, kept: Tensor) -> Tensor:
-        """Return the metric of every pair. `kept` are flat numbers of memories."""
+        """Return the metric of every pair. `kept` holds the numbers of memories, counted over all layers."""
         mask = torch.zeros(sum(self.sizes))
         mask[kept] = 1
         metrics = [_masked_metric(self.model, batch, mask, self.means) for batch in self.batches]
@@ -554,7 +555,7 @@ class _HeldOut:
         return float((part - none) / (whole - none)), float(low), float(high)
 
     def random_set(self, memories: Tensor, draw: np.random.Generator) -> Tensor:
-        """Return random memories with the same number of memories of each layer."""
+        """Return a random set with as many memories of each layer as `memories`."""
         starts = np.cumsum([0, *self.sizes])
         counts = np.histogram(memories.numpy(), bins=starts)[0]
         parts = [

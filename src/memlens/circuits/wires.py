@@ -8,8 +8,8 @@
 4. Co-activation comes from the index: the share of i's top triggers whose prefix is also a top trigger of j.
 
 `validate_wires` compares wires with an experiment: on the triggers of j, silence i and measure the change of m_j. The
-prediction adds -m_i (v_i . k_j), times the scale of the norm at that position, to the product of j with its key, and
-likewise for its up row.
+prediction adds -m_i (v_i . k_j), times the scale of the norm at that position, to j's product with its key. The product
+with its up row changes in the same way.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Wire:
     """A connection between two memories."""
 
     memory: MemoryId
-    by: Side  # the key of the later memory to which the wire leads
+    by: Side  # which key of the later memory the wire leads to
     cosine: float
     z: float  # cosine in standard deviations of random directions
     shared: float | None  # share of this memory's triggers that the other memory has, too; None if not scanned
@@ -77,7 +77,7 @@ def wires(index: Index, model: MemoryModel, memory: str | MemoryId, top: int = 1
         index: The index, which names memories and counts shared triggers.
         model: The model of the index.
         memory: The memory, like "L5N94".
-        top: Wires to return of each kind.
+        top: Maximum number of wires of each kind.
 
     Raises:
         SettingError: `top` is less than 1.
@@ -150,7 +150,7 @@ def _tokens(model: MemoryModel, keys: dict[Side, Tensor], top: int) -> list[Toke
     """Return the tokens whose input embedding has the largest absolute cosine with a key."""
     embedding = model.lens.input_embedding
     if embedding.shape[1] != model.width:
-        return []  # these embeddings are projected before the first block
+        return []  # embeddings of another width are no directions of the stream: the model projects them first
     tokens = []
     for by, key in keys.items():
         values = cosines(embedding, key)
@@ -162,7 +162,7 @@ def _tokens(model: MemoryModel, keys: dict[Side, Tensor], top: int) -> list[Toke
 
 
 def shared_triggers(index: Index, memory: MemoryId, others: Sequence[MemoryId]) -> dict[MemoryId, float]:
-    """Return the share of a memory's top triggers (sentence and position) that are also top triggers of others."""
+    """Return the share of a memory's top triggers (sentence, position) that are also top triggers of each other one."""
     scanned = [other for other in {*others, memory} if other.layer in index.layers]
     rows = index.rows_of("triggers", scanned, "sentence, position", where="\"end\" = 'top'")
     prefixes = {name: {(row["sentence"], row["position"]) for row in triggers} for name, triggers in rows.items()}
@@ -180,7 +180,7 @@ class WireCheck:
 
 
 def validate_wires(index: Index, model: MemoryModel, pairs: Sequence[tuple[str, str]], triggers: int = 3) -> WireCheck:
-    """Silence the first memory of each pair on triggers of the second and compare with the wire's prediction.
+    """Silence the first memory of each pair on triggers of the second, and compare the change with the prediction.
 
     Args:
         index: The index with the triggers.
