@@ -42,7 +42,7 @@ class ModuleCall:
     returned: Any  # the complete return value
 
     def again(self, inputs: Tensor) -> Tensor:
-        """Run the module with another first tensor and return its output."""
+        """Repeat the call with `inputs` in place of its first tensor, and return the output."""
         arguments, keywords = with_first_input(self.arguments, self.keywords, inputs.clone())
         with torch.no_grad(), reject_on_error(RUNNING):
             output: Tensor = first_output(self.module(*arguments, **keywords))
@@ -57,12 +57,12 @@ class ModuleCall:
 
 
 class BlockCall:
-    """A recorded call of a block with states [batch, pos, d]. Repeat the call inside `in_float32(block)`."""
+    """A recorded call of a block with states [batch, pos, d]. It must be repeated inside `in_float32(block)`."""
 
     def __init__(self, call: ModuleCall) -> None:
         self.block = call.module
         self.recorded = call  # the call made by the network
-        # a device map moves the input to the block's device in the call
+        # with a device map, the call itself moves its input to the block's device
         states = _finer(call.inputs).to(call.output.device)
         noise = torch.randn(states.shape, generator=torch.Generator().manual_seed(_SEED)).to(states)
         self.states = states.clone()  # the input of a re-run, float32 or float64
@@ -249,7 +249,7 @@ def skip_blocks(calls: Sequence[BlockCall], states: Tensor) -> AbstractContextMa
 
 
 def find_blocks(network: nn.Module, tokens: Tensor, run: Callable[[], Any]) -> list[BlockCall]:
-    """Return the calls of the blocks, which are the modules of the largest ModuleList that runs as a chain.
+    """Return the calls of the blocks. The blocks are the modules of the largest ModuleList that runs as a chain.
 
     Raises:
         UnsupportedModel: No such list was found.
@@ -304,8 +304,8 @@ class ProductMode(TorchFunctionMode):
     """Records products of parameter matrices with activations. `outputs` replaces the results of some products.
 
     A matrix is a parameter with at least two dimensions, or a tensor computed from parameters alone. Only products
-    whose input and output are laid out by position are recorded. Others, such as convolutions over positions, run
-    unchanged.
+    whose input and output have one row per position are recorded. Other products, such as convolutions over positions,
+    run unchanged.
     """
 
     def __init__(
@@ -347,7 +347,7 @@ class ProductMode(TorchFunctionMode):
         return output
 
     def _keeps(self, tensor: Tensor) -> bool:
-        """Return True if a tensor is laid out by position."""
+        """Return True if a tensor has one row per position."""
         batch, positions = self.shape
         by_position = tensor.dim() > 2 and tensor.shape[:2] == (batch, positions)
         return tensor.is_floating_point() and (by_position or (tensor.dim() > 1 and len(tensor) == batch * positions))

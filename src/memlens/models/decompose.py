@@ -6,8 +6,8 @@ the scale is fixed at its value for the decomposed state:
     logit = constant + sum over parts of part . direction
 
 The constant comes from biases. A post-norm between memories and stream is treated in the same way. The sum is the
-model's logit before soft-capping. For an adaptive softmax, the sum is the word's score plus the score of the class of
-the word's band, before both are normalized (`Lens.logit_is`). With `relative`, the mean logit over the vocabulary is
+model's logit before soft-capping. For an adaptive softmax, the sum is the score of the word plus the score
+of its band's class, both before normalization (`Lens.logit_is`). With `relative`, the mean logit over the vocabulary is
 subtracted.
 """
 
@@ -40,14 +40,14 @@ class LayerUse(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PositionStates:
-    """States and coefficients of every layer at n positions, with o = r + y. All are copies in float32 or float64."""
+    """States and coefficients of every layer at n positions, with o = r + y, copied as float32 or float64."""
 
     embedding: Tensor  # [n, d], the input of the first layer
     r: dict[int, Tensor]  # [n, d]
     y: dict[int, Tensor]  # [n, d]
     o: dict[int, Tensor]  # [n, d]
     coefficients: dict[int, Tensor]  # [n, memories], for the requested layers
-    weights: dict[int, Tensor]  # [n, groups], for the same layers
+    weights: dict[int, Tensor]  # [n, groups], for the requested layers
 
     def __len__(self) -> int:
         return len(self.embedding)
@@ -237,7 +237,7 @@ class LogitDecomposition:
 
     @staticmethod
     def _before_post_norm(block: MemoryLayer, use: LayerUse, direction: Tensor) -> Tensor:
-        """Return the direction before the block's post-norm and scale, with the norm's scale fixed."""
+        """Return the direction carried back through the block's scale and post-norm, with the norm's scale fixed."""
         direction = scaled(direction, block.scale)
         if block.post_norm is None:
             return direction
@@ -250,7 +250,7 @@ class LogitDecomposition:
 
 
 def _biases(block: MemoryLayer, weights: Tensor) -> Tensor | None:
-    """Return the biases in a block's output, weighted by group, [n, d], or None if it has none."""
+    """Return the biases in a block's output, weighted by group, [n, d], or None if the block has no biases."""
     parts = [
         weights[:, place, None] * scaled(at_least_float32(group.value_bias), group.scale)
         for place, group in enumerate(block.groups)

@@ -3,7 +3,7 @@
 The network runs once on a few tokens. Then each block is re-run alone (blocks.py):
 
 1. Find the groups of memories. A linear map contains values if its input is computed by keys that read the stream
-   (match.py). Experts are recognized by the interface that transformers has for them.
+   (match.py). Experts are recognized by transformers' interface for stacked experts.
 2. Silence the groups and see how the block's output changes. The output of the groups reaches the stream unchanged,
    scaled by a constant or by a factor per coordinate, or through a norm.
 3. Silence one group at a time to find its scale: none, a constant, a factor per coordinate or a gate per token.
@@ -50,7 +50,7 @@ def discover_layers(calls: Sequence[BlockCall], activations: Sequence[str]) -> l
         activations: Names of the activations to try first.
 
     Raises:
-        UnsupportedModel: A block's feed-forward part is not recognized, or no block has one.
+        UnsupportedModel: A block's feed-forward part is not recognized, or no block has such a part.
     """
     layers: list[MemoryLayer] = []
     latest: dict[tuple[Any, ...], MemoryLayer] = {}
@@ -107,7 +107,7 @@ class _Discovery:
         raise UnsupportedModel(last_reason)
 
     def from_template(self, template: MemoryLayer) -> MemoryLayer | None:
-        """Return this layer with the structure of another one, or None if that structure does not fit.
+        """Return this layer with the structure of another layer, or None if that structure does not fit.
 
         This is much faster than a search, and most blocks of a network differ only in their weights.
         """
@@ -263,7 +263,7 @@ class _Discovery:
 
         Returns (scale, whether the fit is close).
         """
-        # if an expert has almost no weight (Zaya), the difference of two sums is rounding noise
+        # at tokens for which an expert has almost no weight (Zaya), its measured effect is rounding noise
         clear = source.abs().amax(-1) > 1e-4 * rows_of(self.o).abs().amax(-1)
         if clear.any():
             reached, source = reached[clear], source[clear]

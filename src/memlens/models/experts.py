@@ -34,7 +34,7 @@ _LAYOUT = ("is_concatenated", "is_transposed", "has_bias", "has_gate", "num_expe
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Return True if a module holds stacked experts that registered functions of transformers can run."""
+    """Return True if a module holds stacked experts that functions registered with transformers can run."""
     return all(hasattr(module, name) for name in _LAYOUT) and isinstance(getattr(module, "down_proj", None), Tensor)
 
 
@@ -124,7 +124,7 @@ class _Watcher(NamedTuple):
     groups: dict[int, ExpertGroup]
     shape: BatchShape
     use: Callable[[Any], None]
-    split: bool  # True if `use` takes a CoefficientBlock per expert, False for a RoutedBlock of all
+    split: bool  # True if `use` takes a CoefficientBlock per expert, False for a RoutedBlock of all experts
 
 
 @dataclass(eq=False)
@@ -150,7 +150,7 @@ class StackedExperts:
 
     @contextmanager
     def _add_tap(self, tap: _Tap, select: Callable[[_Taps], list[_Tap]]) -> Iterator[None]:
-        """Add a tap to the module inside the context. The outermost context creates and removes the module's taps."""
+        """Add an observer or an edit inside the context. The outermost context creates and removes the `_Taps`."""
         is_outermost = not hasattr(self.module, _TAPS)
         if is_outermost:
             object.__setattr__(self.module, _TAPS, _Taps())
@@ -223,7 +223,7 @@ def _run_grouped(
 
 def _grouped(experts: Any, name: str, states: Tensor, chosen: Tensor, stops: Tensor) -> Tensor:
     """Multiply states [n, inputs], sorted by expert, by their expert's matrix and add the expert's bias."""
-    if states.device.type == "cpu":  # torch's grouped product supports neither all dtypes nor all sizes there
+    if states.device.type == "cpu":  # on the CPU, torch's grouped product lacks some dtypes and sizes
         edges = pairwise([0, *stops.tolist()])
         return torch.cat([_affine(experts, name, e, states[first:stop]) for e, (first, stop) in enumerate(edges)])
     from transformers.integrations.moe import _grouped_linear

@@ -35,9 +35,9 @@ from memlens.models.tokenizer import Tokenizer
 #
 # Adaptive input, sinusoids, pre-norm blocks, adaptive softmax. Words are sorted by frequency and split into bands.
 # Rarer bands have narrower vectors. On the input side every band, including the first, has a projection. On the output
-# side the first band (the head) has none, and the head also scores one class for each further band. The probability of
-# a rare word is the probability of its class times its probability within the band (Grave et al. 2017; Baevski and
-# Auli 2019).
+# side the first band (the head) has no projection, and the head also scores one class for each further band. The
+# probability of a rare word is the probability of its class times its probability within the band (Grave et al. 2017;
+# Baevski and Auli 2019).
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -148,7 +148,7 @@ class AdaptiveSoftmax(nn.Module):
         for band, (projection, words) in enumerate(tails):
             end = self.ends[band + 1]
             within = at_least_float32((states @ projection) @ words.T)  # [rows, words of the band]
-            # adding the class's log-probability to the normalizer saves a pass over the band
+            # including the class's log-probability in the normalizer saves a pass over the band
             shift = within.logsumexp(-1, keepdim=True) - scores[:, self.ends[0] + band, None]
             result[:, start:end] = within - shift
             start = end
@@ -193,7 +193,7 @@ class CausalAttention(nn.Module):
 
 
 class AdaptiveBlock(nn.Module):
-    """One layer: attention, then the memories, with a LayerNorm before each."""
+    """One layer: attention, then the memories, with a LayerNorm before each of the two."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ def _with_defaults(file_settings: Settings) -> Settings:
     """Add settings that older files omit, with the values that fairseq uses."""
     defaults = {"decoder_normalize_before": True, "no_decoder_final_norm": False, "adaptive_input": False}
     settings = defaults | dict(file_settings)
-    if "no_tie_adaptive_proj" in settings:  # the file predates the final norm
+    if "no_tie_adaptive_proj" in settings:  # the file is older than fairseq's final norm
         settings["no_decoder_final_norm"] = True
         settings.setdefault("tie_adaptive_proj", not settings["no_tie_adaptive_proj"])
     if "decoder_final_norm" in settings:
@@ -620,7 +620,7 @@ class AdaptiveModel(MemoryModel):
         return self._transformer.body(tokens)
 
     def _logits(self, tokens: Tensor) -> Tensor:
-        """Return log-probabilities. Scores of an adaptive softmax are not comparable before normalization."""
+        """Return log-probabilities, because scores of words in different bands are comparable only when normalized."""
         log_probabilities: Tensor = self._transformer(tokens)
         return log_probabilities
 
@@ -645,7 +645,7 @@ class AdaptiveLens(Lens):
 
     @property
     def embedding(self) -> Tensor:
-        """Each word's direction, [vocabulary, d], including projections. Computed at each call."""
+        """Each word's direction including projections, [vocabulary, d], computed at each access."""
         with torch.no_grad():
             return at_least_float32(self._output.table())
 
@@ -667,7 +667,7 @@ class AdaptiveLens(Lens):
 
     @property
     def input_embedding(self) -> Tensor:
-        """Each word's vector, [vocabulary, d], including projections but not the scale. Computed at each call."""
+        """Each word's vector including projections but not the scale, [vocabulary, d], computed at each access."""
         with torch.no_grad():
             return at_least_float32(self._input_embedding.table())
 

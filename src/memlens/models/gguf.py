@@ -31,7 +31,7 @@ class GgufHead:
 
     @property
     def adds_bos(self) -> bool | None:
-        """True if texts start with BOS, or None if the file does not say."""
+        """True if texts start with BOS, or None if the file has no such setting."""
         stated = self.settings.get(_ADDS_BOS)
         return None if stated is None else bool(stated)
 
@@ -42,7 +42,7 @@ def read_head(path: Path) -> GgufHead:
     Raises:
         ModelError: The head is damaged or does not match the size of the file, or this is not a regular file.
     """
-    if path.exists() and not path.is_file():  # opening a FIFO would wait for ever
+    if path.exists() and not path.is_file():  # opening a FIFO would wait forever
         raise ModelError(f"{path} is not a regular file; use a .gguf file or a folder with config.json")
     try:
         with path.open("rb") as file:

@@ -202,7 +202,7 @@ class CoefficientBlock(NamedTuple):
 
     group: MemoryGroup
     shape: tuple[int, int]  # (batch, pos) of the pass
-    rows: Tensor | None  # [n], distinct rows of the flattened [batch * pos] in any order; None for all in order
+    rows: Tensor | None  # [n], distinct rows of the flattened [batch * pos] in any order; None for all rows in order
     coefficients: Tensor  # [n, size], s * m
     weights: Tensor | None  # [n], the factor s; None if s is 1 for every token
     gates: Tensor | None = None  # [n, size], x G^T + b_G; None if not gated or if experts are edited

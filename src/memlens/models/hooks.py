@@ -67,7 +67,7 @@ Change = Callable[[Tensor, "MemoryGroup"], Tensor]  # (coefficients [batch, pos,
 def watch_coefficients(layer: MemoryLayer, use: Callable[[Any], None], split: bool = True) -> Iterator[None]:
     """Call `use` with the coefficients of each group of the layer after they have been used.
 
-    With `split`, it is called with one CoefficientBlock per expert. Otherwise, it is called with one RoutedBlock for
+    With `split`, `use` is called with one CoefficientBlock per expert. Otherwise, it is called with one RoutedBlock for
     all experts behind a router.
     """
     with _on_groups(layer, partial(_watch_group, use=use), partial(StackedExperts.watch, use=use, split=split)):

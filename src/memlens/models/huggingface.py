@@ -7,7 +7,7 @@ Other packages can provide the memories of a model type with an entry point of t
 
 adapt(network, tokenizer, name=..., source=...) returns a MemoryModel, usually a subclass of HuggingFaceModel. The
 adapter takes precedence over discovery and over the rejections below, and the model that it returns is proven like any
-other.
+other model.
 """
 
 import json
@@ -60,7 +60,7 @@ def quiet_transformers() -> Iterator[None]:
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     hub_bars = not are_progress_bars_disabled()
-    # transformers' disable_progress_bar() also disables the Hub's; keep download bars on a terminal
+    # transformers' disable_progress_bar() also disables the Hub's progress bars, which a terminal should show
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
     if sys.stderr.isatty() and hub_bars:

@@ -66,7 +66,7 @@ class Norm:
         raise AttributeError(f"{type(self.module).__name__} stores no epsilon")
 
     def folded(self, vectors: Tensor) -> Tensor:
-        """Apply the linear part of the norm to vectors [n, d]: centering for a LayerNorm, then the gain. No bias."""
+        """Apply the linear part of the norm to vectors [n, d]: centering for a LayerNorm, then the gain, no bias."""
         if self.centers:
             vectors = vectors - vectors.mean(-1, keepdim=True)
         gain = self.gain

@@ -63,7 +63,7 @@ class _Options:
     device_map: Any
 
     def dtype_for(self, stored: torch.dtype = torch.float32) -> torch.dtype:
-        """Return the dtype of the weights of a checkpoint that is stored in a dtype."""
+        """Return the dtype in which weights are loaded if the checkpoint has the dtype `stored`."""
         if self.dtype is not None:
             return self.dtype
         is_default = self.device.type == "cpu" or stored == torch.float64 or not _has_dtype(self.device, stored)
@@ -84,8 +84,8 @@ def load(
     Args:
         model: A Hub id, a local folder, a .gguf file, "bundled", or a loaded transformers causal LM. A loaded model
             keeps its device and dtype and is switched to evaluation mode. A MemoryModel is returned unchanged.
-        tokenizer: A tokenizer or the name of one. It replaces the checkpoint's own. A loaded model needs one to work
-            with text.
+        tokenizer: A tokenizer or the name of one. It replaces the checkpoint's own tokenizer. A loaded model needs
+            a tokenizer to work with text.
         device: "auto", "cpu", "cuda", "mps" or another torch device. "auto" is a GPU if there is one that works.
         dtype: "float32", "bfloat16", "float16", "float64", or "auto": the checkpoint's dtype on a GPU and float32 on a
             CPU.
@@ -134,7 +134,7 @@ def _stamps(name: str) -> dict[str, FileStamp | None]:
     try:
         path = Path(name).expanduser()
         files = sorted(path.iterdir()) if path.is_dir() else [path]
-        return {file.name: file_stamp(file) for file in files if file.suffix in _READ}  # training may write other files
+        return {file.name: file_stamp(file) for file in files if file.suffix in _READ}  # training may write others
     except (OSError, RuntimeError):
         return {}
 
@@ -247,7 +247,7 @@ def _load_checkpoint(place: str, options: _Options, *, name: str, source: str) -
 
 
 def _stored_dtype(tensors: Mapping[str, torch.Tensor]) -> torch.dtype:
-    """Return the dtype of most weights of a checkpoint, or float32 if it is not a dtype of weights."""
+    """Return the dtype of most numbers in a checkpoint, or float32 if that dtype is not one of `_REAL`."""
     counts = Counter[torch.dtype]()
     for tensor in tensors.values():
         counts[tensor.dtype] += tensor.numel()
@@ -295,7 +295,7 @@ def _wrap_object(network: Any, tokenizer: Tokenizer | None) -> MemoryModel:
 
 
 def _shape_mismatch(tensors: Mapping[str, torch.Tensor], config: Config, name: str) -> ModelError | None:
-    """Return an error that names the first tensor whose shape does not match the configuration, or None if all do."""
+    """Return an error that names the first tensor whose shape does not match the configuration, if there is one."""
     network = network_without_weights(config, name)
     body = f"{network.base_model_prefix}."
     for key, parameter in network.named_parameters():
@@ -342,7 +342,7 @@ def _read_network(place: str, name: str, config: Config, dtype: torch.dtype, **o
         if "gguf_file" in options:
             raise _unsupported_gguf(name, f"{_list_first(missing)} are missing")
         raise ModelError(f"{name} is not a complete causal language model: its weights lack {_list_first(missing)}")
-    # this report already excludes tensors that transformers ignores for the model type
+    # `unexpected_keys` already excludes tensors that transformers ignores for the model type
     if unused := sorted(key for key in report["unexpected_keys"] if not _OLD_TABLES.search(key)):
         raise ModelError(
             f"the weights of {name} do not match its config.json, whose network has no {_list_first(unused)}; "
@@ -354,7 +354,7 @@ def _read_network(place: str, name: str, config: Config, dtype: torch.dtype, **o
         if mismatch := _shape_mismatch(dict(network.named_parameters()), config, name):
             raise mismatch
         network._weight_conversions = None  # otherwise save() would use the names of quantized tensors
-        network.to(dtype)  # from bfloat16, where each number is exact
+        network.to(dtype)  # dequantized numbers are exact in bfloat16, so this loses nothing
     return network
 
 
@@ -445,7 +445,7 @@ def computes_like_cpu(device: torch.device) -> bool:
 
 
 def _compute_example(inputs: torch.Tensor, numbers: torch.Tensor) -> list[torch.Tensor]:
-    """Return the results of operations of a network and of a scan."""
+    """Return the results of some operations that networks and scans use."""
     states = torch.nn.functional.silu(inputs[0] @ inputs[1])
     places, order = torch.sort(numbers, stable=True)
     flat = states.reshape(-1)
@@ -569,7 +569,7 @@ def _unsupported_gguf(name: str, reason: str) -> UnsupportedModel:
 
 
 def _read_settings(place: str, name: str) -> Any:
-    """Return the content of config.json, or None if there is no such file (as next to a .gguf file)."""
+    """Return the content of config.json, or None if there is no such file (a .gguf file needs none)."""
     path = _file_of(place, "config.json")
     try:
         return json.loads(read_limited(path, _CONFIG_LIMIT)) if path else None
@@ -673,7 +673,7 @@ def stored_tensors(place: str, name: str) -> tuple[dict[str, torch.Tensor], int]
 
 
 def _weight_files(place: str) -> list[Path]:
-    """Return the files that transformers will read: one file, or those named by an index."""
+    """Return the weight files that transformers will read: a single file, or the files that an index file names."""
     for file in _WEIGHTS:
         if path := _file_of(place, file):
             return [path]
@@ -693,7 +693,7 @@ def _file_of(place: str, file: str) -> Path | None:
                 place, file, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
             )
     except (OSError, ValueError):
-        return None  # loading reports the reason
+        return None  # the reason is reported when the model is loaded
     return Path(path) if path else None
 
 

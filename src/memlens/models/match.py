@@ -48,7 +48,7 @@ def is_linear(call: ModuleCall) -> bool:
 
 
 def recognized_norm(call: ModuleCall) -> Norm | None:
-    """Return the Norm whose formula the called module computes, or None if it is no known norm."""
+    """Return the Norm whose formula the called module computes, or None if the module is no known norm."""
     if call.inputs.shape != call.output.shape or not call.inputs.is_floating_point() or is_linear(call):
         return None
     weight = getattr(call.module, "weight", None)
@@ -106,7 +106,7 @@ class _KeyCandidate:
 
 
 def match_keys(down: ModuleCall, calls: Sequence[ModuleCall], names: Sequence[str]) -> Keys | None:
-    """Return the keys of a down projection, or None if no candidate is near.
+    """Return the keys of a down projection, or None if no candidate is close enough.
 
     Args:
         down: The call of the down projection.
@@ -152,7 +152,7 @@ class _ClampedProduct:
 
 
 def _clamped(candidates: Sequence[_KeyCandidate], m: Tensor, constants: Sequence[float]) -> Keys | None:
-    """Return keys whose gate and up form a clamped product with two of the constants, or None if there are none."""
+    """Return keys whose gate and up form a clamped product with two of the constants, or None if no pair does."""
     limits = sorted(
         constants, reverse=True
     )  # largest first: if nothing was clamped, any limit above the largest number fits
@@ -242,7 +242,7 @@ def _modules(before: Sequence[ModuleCall], size: int) -> list[tuple[str, Callabl
 
 def _is_elementwise(call: ModuleCall) -> bool:
     """Return True if a module applies the same function to every number."""
-    # softmax and norms without a gain also ignore the order, but each of their outputs depends on all inputs
+    # softmax and norms without a gain pass this test too, but each of their outputs depends on all inputs
     if not torch.allclose(call.again(call.inputs.flip(-1)).flip(-1), call.output, rtol=1e-5, atol=1e-6):
         return False
     is_fixed = torch.rand(call.inputs.shape, generator=torch.Generator().manual_seed(0)).to(call.inputs.device) < 0.5

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Recording:
-    """Coefficients and states of the latest forward pass, by layer. All are copies.
+    """Coefficients and states of the latest forward pass, by layer. All tensors are copies.
 
     In every layer o = r + y: y is what the feed-forward block adds to the residual stream (after its post-norm, if it
     has one), o is the layer's output, and r is the stream without y. States are float32 or float64.
@@ -83,7 +83,7 @@ class _StopPassError(Exception):
 class MemoryModel(ABC):
     """A causal language model with its tokenizer, its layers of memories and a lens onto its vocabulary.
 
-    `memlens.load` returns one.
+    `memlens.load` returns a MemoryModel.
 
     Example:
         >>> tokens = torch.tensor([[1, 2, 3]])
@@ -207,7 +207,7 @@ class MemoryModel(ABC):
         self._latest_probe = None
 
     def running(self) -> AbstractContextManager[None]:
-        """Return a context for passes through the network or a part of it. All passes inside it give the same bits."""
+        """Return a context for passes through all or part of the network. Passes inside it give the same bits."""
         return nullcontext()
 
     @abstractmethod

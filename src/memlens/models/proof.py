@@ -371,7 +371,7 @@ class _PinnedBlock:
             if moved[1:].any():
                 mixing.append(product)
             elif moved[0] and not any(torch.equal(rows_of(product.inputs), output) for output in outputs):
-                alone.append(product)  # a product applied directly to another's output is part of the same map
+                alone.append(product)  # a product of another product's output is part of the same map
         return alone, mixing
 
     def writers(self, products: Sequence[Product], o: Tensor) -> list[Product]:
@@ -433,13 +433,13 @@ def second_calls(model: MemoryModel, calls: Sequence[BlockCall]) -> list[BlockCa
         model.run_body(tokens)
     long_calls = [BlockCall(call) for call in recorded]
     for call, short_call in zip(long_calls, calls, strict=True):
-        states = call.states.to(short_call.states.device)  # nothing has moved the states that passed by the blocks
+        states = call.states.to(short_call.states.device)  # skipped blocks do not move states to their device
         call.states = _large_states(states, generator) * short_call.states.square().mean().sqrt() * _STREAM
     return long_calls
 
 
 def _extend_return_value(call: BlockCall, states: Tensor) -> Any:
-    """Return the block's recorded return value with these states. Its other tensors are repeated to the same length."""
+    """Return the block's recorded return value with these states. Other tensors are repeated to the same length."""
     places = torch.arange(states.shape[1]) % call.shape[1]
 
     def extend(value: Any) -> Any:

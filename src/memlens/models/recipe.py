@@ -76,7 +76,7 @@ class ModelRecipe:
 
 @dataclass(frozen=True)
 class ModelLoader:
-    """Loads the model in a worker. Picklable."""
+    """A picklable function that loads the model in a worker."""
 
     device: str
     threads: int

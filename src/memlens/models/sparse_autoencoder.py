@@ -1,4 +1,4 @@
-"""A layer of memories with the interface of a sparse autoencoder, for tools that expect one.
+"""A layer of memories with the interface of a sparse autoencoder, for tools that expect such an autoencoder.
 
     encode(x) = m          the coefficients, [..., d_sae]; x [..., d_in] is the input of the feed-forward block (the
                            stream after the norm before the block), which is the input of the module `cfg.module_in`
@@ -30,10 +30,10 @@ from memlens.models.memory_model import MemoryModel
 
 @dataclass
 class SaeMetadata:
-    """The position in the model, which sae-lens stores separately from the sizes."""
+    """The position of the layer in the model, which sae-lens stores separately from the sizes."""
 
     model_name: str
-    hook_name: str  # name of x in sae-lens if it has one, otherwise module_in
+    hook_name: str  # name of x in sae-lens if x has one, otherwise module_in
     hook_name_out: str
     hook_layer: int
     hook_head_index: int | None = None

@@ -40,7 +40,8 @@ class Tokenizer:
 
         Args:
             fast: A tokenizer of transformers with a tokenizer.json.
-            adds_bos: True if texts start with BOS. None determines it by encoding a text. .gguf files state it.
+            adds_bos: True if texts start with BOS. None determines this by encoding a text. .gguf files contain the
+                setting.
         """
         if not getattr(fast, "is_fast", False):
             raise ModelError(
@@ -86,13 +87,13 @@ class Tokenizer:
             verbose=False,
         )
         return [
-            # tokens within one character share its end; some tokenizers step back, so take the running maximum
+            # tokens within one character share its end; some tokenizers report decreasing ends, hence the maximum
             EncodedText(list(ids), list(accumulate((end for _start, end in offsets), max)))
             for ids, offsets in zip(batch["input_ids"], batch["offset_mapping"], strict=True)
         ]
 
     def _tokenize(self, texts: str | list[str], **options: Any) -> Any:
-        """Call the tokenizer in a thread, so that a signal or the time limit ends the wait for it.
+        """Call the tokenizer in a thread, so that a signal or the time limit can end the wait.
 
         Raises:
             CorpusError: A text is not valid Unicode, takes too long, or makes the tokenizer panic.
@@ -108,7 +109,7 @@ class Tokenizer:
         length = max(map(len, [texts] if isinstance(texts, str) else texts))
         seconds = _PATIENCE + sum(map(len, texts)) / _SLOWEST
         with explain_panics(CorpusError, "the tokenizer failed on a text"):
-            thread = Thread(target=call, daemon=True)  # Rust cannot be interrupted, so it may outlive the limit
+            thread = Thread(target=call, daemon=True)  # Rust cannot be interrupted, so the thread may outlive the limit
             thread.start()
             try:
                 return outcome.result(seconds)
@@ -218,7 +219,7 @@ class Tokenizer:
 
     @cached_property
     def _token_reading(self) -> dict[str, int]:
-        """Return the lowest token with each text. Texts with incomplete characters are left out."""
+        """The lowest token with each text, {text: token}. Texts with incomplete characters are left out."""
         readings: dict[str, int] = {}
         for token in range(self.size):
             text = self.token_text(token)
@@ -290,7 +291,7 @@ def _check_normalizer(normalizer: Any) -> None:
             case _:
                 continue
         growth = len(content) / max(len(literal), 1)
-        if not literal and "pattern" in step:  # one that matches the empty string inserts at every character
+        if not literal and "pattern" in step:  # a pattern that matches the empty string inserts everywhere
             replaced = normalizers.Replace(Regex(step["pattern"].get("Regex", "")), content).normalize_str("\0\0")
             growth = max(growth, len(replaced) / 2)
         followers = [factor for needed, factor in later if not needed or set(needed) & set(content)]
