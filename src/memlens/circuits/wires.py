@@ -45,7 +45,7 @@ class Wire:
     by: Side  # which key of the later memory the wire leads to
     cosine: float
     z: float  # cosine in standard deviations of random directions
-    shared: float | None  # share of this memory's triggers that the other memory has, too; None if not scanned
+    shared: float | None  # part of this memory's top triggers that the other memory also has; None if not scanned
     summary: str | None  # one-line summary of the other memory
 
 
@@ -66,8 +66,8 @@ class Wires:
 
     memory: MemoryId
     tokens: tuple[TokenWire, ...]
-    reads: tuple[Wire, ...]  # earlier memories whose value its keys respond to
-    feeds: tuple[Wire, ...]  # later memories whose keys respond to its value
+    reads: tuple[Wire, ...]  # earlier memories to whose values this memory's keys respond
+    feeds: tuple[Wire, ...]  # later memories whose keys respond to this memory's value
 
 
 def wires(index: Index, model: MemoryModel, memory: str | MemoryId, top: int = 10) -> Wires:
@@ -162,7 +162,7 @@ def _tokens(model: MemoryModel, keys: dict[Side, Tensor], top: int) -> list[Toke
 
 
 def shared_triggers(index: Index, memory: MemoryId, others: Sequence[MemoryId]) -> dict[MemoryId, float]:
-    """Return the share of a memory's top triggers (sentence, position) that are also top triggers of each other one."""
+    """Return, for each of `others`, the share of the memory's top triggers (sentence, position) that it also has."""
     scanned = [other for other in {*others, memory} if other.layer in index.layers]
     rows = index.rows_of("triggers", scanned, "sentence, position", where="\"end\" = 'top'")
     prefixes = {name: {(row["sentence"], row["position"]) for row in triggers} for name, triggers in rows.items()}

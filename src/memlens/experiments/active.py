@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 memories:int64",
-    "q1 median q3 low high",  # quartiles of the share of memories with m > 0; interval of its median
+    "q1 median q3 low high",  # quartiles of the share of memories with m > 0; interval of the median
     "effective_q1 effective_median effective_q3",  # quartiles of the effective number of memories
-    *ex.kind_columns("median", "low", "high"),  # per kind of memory: share of those that a prefix reaches
+    *ex.kind_columns("median", "low", "high"),  # by kind of memory: active share of the memories that a prefix reaches
     "drop drop_low drop_high",  # mean share in the middle third of layers minus the lower third; equal in all rows
 )
 

@@ -39,7 +39,7 @@ class Targets:
     rank: NDArray[Any]  # [n]: rank of the target in p(v), from 1
     shuffled_rank: NDArray[Any]  # [n]: rank of another memory's target in p(v)
     no_trigger: int
-    no_next: int  # number of memories whose top-1 trigger ends its sentence
+    no_next: int  # number of memories whose top-1 trigger is the end of a sentence
 
     @property
     def agrees(self) -> NDArray[np.bool_]:

@@ -139,11 +139,11 @@ class Judgement:
     """The verdict on a claim, with the numbers behind it."""
 
     yours: str  # the measured number, as text
-    interval: str  # interval of this number, as text; empty if the table has none
+    interval: str  # interval of the measured number, as text; empty if the table has no interval
     verdict: str
     reason: str = ""  # reason in full sentences
     measure: Estimate | None = None  # the judged number, which is also compared with shuffled networks
-    shuffled: str = ""  # the same number in shuffled networks, as text; empty if it was not measured
+    shuffled: str = ""  # the number in shuffled networks, as text; empty if it was not measured
     shuffled_value: float | None = None  # the number in shuffled networks, averaged over networks
 
     def and_also(self, words: str) -> "Judgement":
@@ -188,7 +188,7 @@ class Claim:
     write: Callable[[float], str] = as_points  # formats the measure
     target: float | None = None  # the share that the claim states; None if the claim states only a direction
     is_compared: bool = True  # False if the claim cannot be measured in shuffled networks
-    curve: str = ""  # the curve of the experiment's picture that shows the claim, as the name of its column
+    curve: str = ""  # column whose curve in the experiment's picture shows the claim
     published_measure: float | None = None  # the paper's measure, if it does not follow from the published rows
 
 
@@ -200,7 +200,7 @@ class JudgedClaim:
     experiment: str
     figure: str
     judgement: Judgement | None
-    published: float | None = None  # the measure of the paper's numbers; None if the paper has no number of this kind
+    published: float | None = None  # the measure in the paper; None if the paper has no such number
 
     @property
     def record(self) -> Row:
@@ -603,7 +603,7 @@ class Experiment:
         return tuple(table.name for table in self.tables)
 
     def judge(self, index: Index, rows: Callable[[str], list[Row] | None]) -> list[JudgedClaim]:
-        """Judge the claims, and compare them with shuffled networks if these were measured.
+        """Judge the claims, and compare them with shuffled networks if the index has the table SHUFFLED.
 
         `rows` returns the rows of a table, or None if it is missing.
         """

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 EXAMPLES = 100
 _RELATED = 0.95  # quantile of the cosines of unrelated tokens
 _SHOWN = 5  # number of examples in the terminal
-_TEXT_TAKEN, _VERDICTS_TAKEN = 55, 24  # terminal width of the columns beside the text; of those with verdicts
+_TEXT_TAKEN, _VERDICTS_TAKEN = 55, 24  # terminal width taken by the columns other than the text, and by verdicts
 SCHEMA = ex.schema(
     "layer:int32 prefix:int32 sentence:int64 position:int32 text:string",  # prefix: row of experiments/prefixes
     "residual:int32 residual_text:string output:int32 output_text:string",  # top tokens before and after the layer
-    "cosine:float32 memories:[int32] pushes:[float32]",  # memories by effect, and these effects
+    "cosine:float32 memories:[int32] pushes:[float32]",  # memories sorted by effect, and their effects
     "bar:float32",  # tokens with a larger cosine count as related; equal in all rows
     "compositions:int64",  # number of compositions in the whole sample
     "example:string related:int64 distant:int64",  # name of the example; number of people who gave each verdict

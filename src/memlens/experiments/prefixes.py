@@ -32,7 +32,7 @@ PREFIXES, LAYERS = f"{EXPERIMENTS}/prefixes", f"{EXPERIMENTS}/prefix-layers"  # 
 PREFIXES_SCHEMA = schema(
     "prefix:int32 sentence:int64 position:int32 text:string",  # position -1 is BOS alone
     "target:int32 stop_word:bool",  # the next token (null at the end of a sentence), and whether it is a stop word
-    "final_token:int32 logit logit_embedding logit_constant",  # top(o_L); its logit before soft-capping; parts
+    "final_token:int32 logit logit_embedding logit_constant",  # top(o_L); its logit before soft-capping; its parts
     "above_mean embedding constant",  # the logit minus the mean of all logits; two parts of this difference
 )
 LAYERS_SCHEMA = schema(

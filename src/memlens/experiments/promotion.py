@@ -136,7 +136,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def describe_direction(index: Index, rows: list[ex.Row]) -> tuple[str, str] | None:
-    """Return a sentence on the layers whose values promote the next token, and on those whose values suppress it."""
+    """Return a label, and a sentence on which layers' values promote and which suppress the next token."""
     layers = [row for row in by_layer(rows) if row["beside"] is not None]
     if not layers:
         return None

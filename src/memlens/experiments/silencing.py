@@ -171,7 +171,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def print_silencing(index: Index, tables: ex.Rows, width: int, origin: str) -> tuple[str, list[Any]]:
-    """Return a line about the sample, a curve of memories by layer and a table of those with the largest factors."""
+    """Return a line about the sample, a curve of memories by layer, and a table of the memories with large factors."""
     from rich.text import Text
 
     rows = list(tables["silencing"])

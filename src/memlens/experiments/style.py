@@ -99,7 +99,7 @@ def page_spec(chart: Any) -> Spec:
 
 
 def export_spec(spec: Spec) -> Spec:
-    """Return the same chart for a file: fixed size, light colors, white background."""
+    """Return a page's chart specification for a file: fixed size, light colors, white background."""
     text = json.dumps(spec)
     for name, (light, _) in COLOURS.items():
         text = text.replace(colour(name), light)
@@ -112,7 +112,7 @@ def export_spec(spec: Spec) -> Spec:
 
 
 def notebook_chart(spec: Spec) -> Any:
-    """Return the same chart as an Altair chart, for a notebook."""
+    """Return a page's chart specification as an Altair chart, for a notebook."""
     import altair as alt
 
     exported = export_spec(spec)

@@ -45,7 +45,7 @@ _HELD, _FAILED = (APPEARS, PARTLY, UNCOMPARED), (ABSENT, SAME, UNCLEAR)  # verdi
 
 @dataclass(frozen=True)
 class Curve:
-    """Numbers by layer of this model and of the paper, with the first and last number of each as text."""
+    """Numbers by layer in this model and in the paper, with the first and last number of both curves as text."""
 
     label: str
     numbers: tuple[float | None, ...]

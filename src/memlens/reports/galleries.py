@@ -245,7 +245,7 @@ def dead_memories(index: Index) -> list[DeadLayer]:
 
 
 def tied_share(index: Index) -> float | None:
-    """Return the share of full trigger lists whose last two coefficients are equal, or None without full lists.
+    """Return the share of full trigger lists whose last two coefficients are equal, or None if no list is full.
 
     The last entries of a tied list are an arbitrary choice among equal coefficients. bfloat16 makes ties frequent.
     """

@@ -186,7 +186,7 @@ def hooked(model: Source, edits: Intervention | Edit | str | Iterable[Edit | str
         edits: An Intervention, or its edits as Edit or text.
 
     Returns:
-        A context manager, whose value is the `PreTrainedModel`.
+        A context manager that yields the `PreTrainedModel`.
 
     Raises:
         ModelError: The model is not a transformers model.

@@ -201,7 +201,7 @@ class TracedMemory:
     size: float  # |m| * ||v||
     promotes: tuple[Token, ...]
     demotes: tuple[Token, ...]
-    trigger: str | None = None  # the best trigger for this sign, from the index
+    trigger: str | None = None  # from the index: best trigger with a coefficient of this sign
     patterns: tuple[str, ...] = ()  # patterns of the top triggers, from the index; empty for a negative coefficient
 
 
