@@ -1,1 +1,1 @@
-"""Roles of memories, assigned by stated rules from triggers, values and weights."""
+"""Roles of memories, which fixed rules (rules.py) assign from triggers, values and weights."""
