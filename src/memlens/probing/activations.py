@@ -50,8 +50,8 @@ def read_activations(
 ) -> Iterator[Layer]:
     """Yield the coefficients and residual states of all texts, layer by layer.
 
-    Both are taken at the last token, or as the mean or maximum over tokens. States are taken after the block. One pass
-    reads as many layers as fit in memory.
+    `at` selects the last token, or the mean or maximum over tokens. States are taken after the block. One pass reads as
+    many layers as fit in RAM.
     """
     selected = [layer for layer in layers if model.layers[layer].groups]
     row = 4 * max(model.layers[layer].memories + model.width for layer in selected)
@@ -68,7 +68,7 @@ def read_activations(
 
 
 def _batches(encoded: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:
-    """Yield batches of texts of similar length, each with the number of texts before it."""
+    """Yield batches of texts of similar length, each with the number of texts in earlier batches."""
     batch: list[int] = []
     done = 0
     for text in sorted(range(len(encoded)), key=lambda place: len(encoded[place])):
@@ -90,7 +90,8 @@ def _run(
     """Run a batch of texts and store its rows of `m` and `states`."""
     bos = [model.tokenizer.bos] if model.tokenizer.adds_bos else []
     longest = max(map(len, tokens))
-    fed = torch.tensor([[*bos, *ids, *[ids[0]] * (longest - len(ids))] for ids in tokens])  # attention is causal
+    # attention is causal, so the padding after a text does not change its activations
+    fed = torch.tensor([[*bos, *ids, *[ids[0]] * (longest - len(ids))] for ids in tokens])
     pool = TokenPool(at, [len(ids) for ids in tokens], len(bos), model.device)
 
     def keep(layer: int, block: CoefficientBlock) -> None:
@@ -108,7 +109,7 @@ def _run(
 
 
 class TokenPool:
-    """Reduces the rows of all tokens of a text to one row per text."""
+    """A reduction of the rows of all tokens of a text to one row per text."""
 
     def __init__(self, at: str, lengths: Sequence[int], shift: int, device: torch.device) -> None:
         self.at = at
@@ -118,12 +119,12 @@ class TokenPool:
         self.own = (places >= shift) & (places < ends[:, None])  # [batch, pos]: neither BOS nor padding
 
     def rows(self, block: CoefficientBlock) -> NDArray[Any]:
-        """Return the rows of the last tokens. The other rows are not copied."""
+        """Return the rows of the last tokens without copying the rows of other tokens."""
         batch = torch.arange(len(self.last), device=self.last.device)
         return _array(block.at(batch * block.shape[1] + self.last)[0])
 
     def __call__(self, numbers: Tensor) -> NDArray[Any]:
-        """Reduce [batch, pos, n] to [batch, n]."""
+        """Reduce an array [batch, pos, n] over the tokens of each text to [batch, n]."""
         numbers = at_least_float32(numbers.detach())
         if self.at == "last":
             return _array(numbers[torch.arange(len(self.last), device=numbers.device), self.last])

@@ -1,4 +1,4 @@
-"""Fit probes with scikit-learn: rank columns by mean difference, fit a regularized linear model, score it.
+"""Fit probes with scikit-learn: rank columns by mean difference, fit a regularized linear model, and score it.
 
 1. Standardize each column on the training part.
 2. Rank columns by the difference between the mean of a class and the mean of all other texts, in standard deviations.
@@ -7,8 +7,8 @@
 3. Choose the regularization strength on a held-out fifth of the training part: standardize, rank and fit on the other
    four fifths, and use the strength that gives the held-out labels the highest likelihood.
 4. Fit a logistic regression (ridge regression for numeric labels) on the first k columns of the whole training part.
-5. Score it on the test part: the area under the ROC curve for two classes, accuracy for several, Pearson's correlation
-   for numbers.
+5. Score this model on the test part: the area under the ROC curve for two classes, accuracy for more classes, Pearson's
+   correlation for numeric labels.
 
 The best fit has the fewest columns among the fits within one standard error of the highest held-out likelihood. The
 chance level is the score of the best fit when labels are permuted within the training part and within the test part.
@@ -31,7 +31,7 @@ from memlens.stats import Estimate, correlation_estimate, generator, roc_estimat
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # values of scikit-learn's C for columns of variance 1
 WORD_STRENGTHS = (1e-1, 1.0, 1e1, 1e2, 1e3)  # values of C for rows of length 1
 HELD = 0.2  # share of the training part that is held out
-_NUMBERS_AT_ONCE = 1 << 24  # limit for float64 activations in memory
+_NUMBERS_AT_ONCE = 1 << 24  # maximum number of float64 activations in RAM
 MEASURES = {"binary": "AUC", "classes": "accuracy", "number": "correlation"}
 
 
@@ -99,7 +99,7 @@ class Columns:
 
     @classmethod
     def of(cls, x: NDArray[np.float32], rows: NDArray[np.int64]) -> "Columns":
-        """Compute mean and scale from some rows, one block of columns at a time."""
+        """Compute the mean and scale of each column over `rows`, one block of columns at a time."""
         mean, variance = np.empty(x.shape[1]), np.empty(x.shape[1])
         for block in _blocks(len(rows), x.shape[1]):
             values = x[:, block][rows].astype(np.float64)
@@ -113,7 +113,7 @@ class Columns:
         return z
 
     def order(self, rows: NDArray[np.int64], y: NDArray[Any], classes: int) -> NDArray[np.int64]:
-        """Return the columns sorted by |difference| in these rows, largest first, then by number."""
+        """Return the columns sorted by the absolute value of `differences` in these rows, then by column number."""
         blocks = _blocks(len(rows), self.x.shape[1])
         gaps = np.concatenate([differences(self.standardized(rows, block), y, classes) for block in blocks])
         return np.argsort(-np.abs(gaps), kind="stable")
@@ -128,8 +128,8 @@ def differences(z: NDArray[np.float64], y: NDArray[Any], classes: int) -> NDArra
     """Return the mean difference [columns] of standardized columns z [rows, columns].
 
     With two classes, the difference is the mean of the second class minus the mean of the first. With several classes,
-    it is the largest absolute difference between a class and all other texts, with its sign. For numbers (0 classes),
-    it is the correlation.
+    it is the signed difference between a class and all other texts for the class with the largest absolute difference.
+    With numeric labels (0 classes), it is the correlation.
     """
     if not classes:
         spread = y.std()
@@ -219,7 +219,7 @@ def _model(kind: str, strength: float) -> Any:
 def _likelihoods(model: Any, x: Any, y: NDArray[Any]) -> NDArray[np.float64]:
     """Return the log likelihood of each label under a fitted model, or the negative squared error for numbers.
 
-    Fits are compared by likelihood, because many of them classify all held-out texts correctly.
+    Fits are compared by likelihood, because many fits classify all held-out texts correctly.
     """
     if not hasattr(model, "predict_proba"):
         return np.asarray(-((model.predict(x) - y) ** 2))

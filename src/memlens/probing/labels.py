@@ -88,7 +88,7 @@ def read_labels(
 
 
 def _drop_repeats(texts: list[str], labels: list[Any], place: str) -> tuple[list[str], list[Any]]:
-    """Remove repeated texts, because a text in both parts would increase the test score."""
+    """Remove repeated texts, because a text in both the training and the test part would increase the test score."""
     distinct: dict[str, tuple[str, Any]] = {}
     for text, label in zip(texts, labels, strict=True):
         _, before = distinct.setdefault(text.strip(), (text, label))
@@ -162,7 +162,7 @@ def _number(label: Any) -> float | None:
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
-    """Yield the columns of every record. The first column is a text."""
+    """Yield the values of these columns for every record. The first column holds the text."""
     name = path.name.lower()
     compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
     kind = next((ending for ending in (".csv", ".jsonl") if name.removesuffix(compression).endswith(ending)), None)

@@ -52,7 +52,7 @@ class ProbedMemory:
 
     memory: MemoryId
     difference: float  # difference of class means in standard deviations, or the correlation with numbers
-    typical: float  # mean coefficient for texts of the last class, or the change per unit for numbers
+    typical: float  # mean coefficient for texts of the last class, or its change per unit of a numeric label
     alone: float  # test score of this coefficient alone, as AUC or correlation
     promotes: tuple[str, ...]
     summary: str | None  # summary in one line, if an index was given
@@ -127,7 +127,7 @@ def probe(
 
 
 class _Run:
-    """Fits all probes for one set of labels."""
+    """A run that fits all probes for one set of labels."""
 
     def __init__(self, model: MemoryModel, split: Split, settings: ProbeSettings, progress: Progress) -> None:
         self.model, self.split, self.settings, self.progress = model, split, settings, progress
@@ -212,7 +212,10 @@ class _Run:
         return [tuple(self.model.tokenizer.token_text(token) for token in row) for row in best]
 
     def _alone(self, m: Any) -> float:
-        """Return the score of one memory. With several classes, take the class that it separates best."""
+        """Return the test score of one memory's coefficients `m` alone.
+
+        With several classes, return the score for the class that the coefficients separate best.
+        """
         labels, test = self.split.labels, self.split.test
         if not labels.classes:
             return score("number", labels.y[test], m[test]).value
@@ -234,9 +237,9 @@ def select_best(fits: Sequence[tuple[int, Fit]]) -> tuple[int, Fit]:
 def write_verdict(best: SparseProbe, scores: Sequence[ProbeScore], chance: Estimate | None) -> str:
     """Return one sentence that compares the best probe with chance and with a bag of words.
 
-    The probe is above chance if its score exceeds the range with permuted labels. Without permutations, the lower end
-    of its interval must exceed 0 (correlation) or 0.5 (AUC). The probe differs from the bag of words if the score of
-    the words is outside the interval of the probe.
+    The probe is above chance if its score exceeds the range of scores with permuted labels. Without permutations, the
+    lower end of its interval must exceed 0 (correlation) or 0.5 (AUC). The probe differs from the bag of words if the
+    score of the bag of words is outside the interval of the probe.
     """
     count = len(best.memories)
     memories = f"{count} {'memory' if count == 1 else 'memories'} of layer {best.layer}"

@@ -41,7 +41,7 @@ class Prediction:
 class SparseProbe:
     """A fitted probe: its memories with means, scales and weights. Applying it needs only the model.
 
-    `memlens.probe` returns one as `best`.
+    `memlens.probe` returns such a probe as `best`.
 
     Example:
         >>> texts = [f"The river runs {n}" for n in range(20)] + [f"A stone lies {n}" for n in range(20)]
@@ -64,7 +64,7 @@ class SparseProbe:
     scale: tuple[float, ...]
     weights: tuple[tuple[float, ...], ...]  # [1 or classes][memories]
     intercepts: tuple[float, ...]
-    typical: tuple[tuple[float, ...], ...]  # [classes or 1][memories]: mean coefficients, or changes per unit
+    typical: tuple[tuple[float, ...], ...]  # [classes or 1][memories]: class means, or changes per unit of a label
     centre: float  # mean of numeric labels; 0 for classes
     measure: str
     score: Estimate  # score on the test part with its interval
@@ -139,7 +139,7 @@ class SparseProbe:
 
         Args:
             towards: The label.
-            strength: Factor of the change. 2 moves twice as far from the mean over all texts.
+            strength: Factor of the change. With 2, coefficients move twice as far from their mean over all texts.
 
         Returns:
             The intervention, bound to the model of the probe.
@@ -204,5 +204,5 @@ class SparseProbe:
 
 
 def is_probe(head: bytes) -> bool:
-    """Return True if a file starts like a saved probe, with sorted keys."""
+    """Return True if `head` is the beginning of a saved probe, whose keys are sorted."""
     return _BEGINNING.match(head) is not None
