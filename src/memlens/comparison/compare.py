@@ -5,7 +5,7 @@
 2. change = 1 - Jaccard index of the two lists (see overlap.py). If both indexes have the same corpus, triggers are
    compared by their prefixes. Otherwise, they are compared by their last tokens, because different corpora rarely share
    a prefix.
-3. Sort by change. Read all overlaps and both sides of the first pairs, with one query per table and index.
+3. Sort pairs by change. For the first pairs, read all overlaps and both sides, with one query per table and index.
 """
 
 from collections.abc import Iterator, Mapping
@@ -66,13 +66,13 @@ class MemoryChange:
 
 @dataclass(frozen=True)
 class LayerChange:
-    """All pairs of one layer of a."""
+    """Statistics on all pairs of one layer of index a."""
 
     layer: int
     other: int  # layer of b
     memories: int
     matched: int  # number of memories with a partner, without pairs of two empty lists
-    mean_change: float | None  # mean over matched memories, None without any
+    mean_change: float | None  # mean over matched memories; None if no memory is matched
     unchanged: int  # memories with change 0
     replaced: int  # memories with change 1
 
@@ -92,7 +92,7 @@ class IndexComparison:
     matched: int  # memories of a that have a partner
     layers: tuple[LayerChange, ...]
     alike: bool  # True if the memories that changed least come first
-    changes: tuple[MemoryChange, ...]  # the first `top`
+    changes: tuple[MemoryChange, ...]  # the first `top` pairs
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for json.dumps."""
@@ -155,7 +155,7 @@ def parse_pair(text: str) -> tuple[int, int]:
 
 
 def _queries(a: Index, b: Index, by: str) -> dict[str, ListQuery]:
-    """Return queries for the lists that both indexes have. Raises IndexFolderError if the requested one is missing."""
+    """Return queries for the lists that both indexes have. Raises IndexFolderError if the table of `by` is missing."""
     queries = {"prefixes": ListQuery("prefixes"), "endings": ListQuery("endings")}
     queries["triggers"] = queries["prefixes" if _same_file(a, b, CORPUS) else "endings"]
     for index in (a, b):
@@ -219,7 +219,10 @@ def _pairs_by_name(a: Index, b: Index, query: ListQuery) -> Iterator[_Pairs]:
 
 
 def _blocks(index: Index) -> Iterator[tuple[list[int], range]]:
-    """Yield blocks of layers of the same size, or parts of a large layer. This limits queries and memory use."""
+    """Yield blocks of layers of the same size, or parts of a large layer.
+
+    Blocks limit both the number of queries and the required RAM.
+    """
     for count, group in groupby(index.layers, key=index.memories):
         layers, several = list(group), max(1, _MEMORIES_AT_ONCE // max(count, 1))
         for at in range(0, len(layers), several):

@@ -7,7 +7,7 @@ Two empty lists are equal. Sums are added in a fixed order, so that equal tables
 can be read from an index:
 
     prefixes   end, position and text of each trigger; the weight is |coefficient|
-    endings    text of each trigger's last token, with a number for repeated tokens; the weight is |coefficient|
+    endings    text of each trigger's last token, numbered if the token repeats; the weight is |coefficient|
     tokens     promoted tokens, by id if both indexes have the same vocabulary, otherwise by text; the weight is p
     patterns   names of the patterns, equal for equal patterns of different memories; the weight is the confidence
     roles      roles of the memory; the weight is 1
@@ -135,7 +135,7 @@ class Overlap:
 
 
 def overlap_of(a: dict[Any, float], b: dict[Any, float]) -> Overlap:
-    """Return the overlap of one pair."""
+    """Return the overlap of two lists, each given as {key: weight}."""
     both = sorted(a.keys() & b.keys())
     lesser = float(sum(min(a[key], b[key]) for key in both))
     total = float(sum(a.values()) + sum(b.values()))
@@ -145,7 +145,7 @@ def overlap_of(a: dict[Any, float], b: dict[Any, float]) -> Overlap:
 
 
 def memory_by_memory(a: KeyLists, b: KeyLists, count: int) -> tuple[FloatArray, FloatArray]:
-    """Return the Jaccard index [count] and the weighted overlap [count] of each memory in a with the same one in b."""
+    """Return the Jaccard index and the weighted overlap of each memory in a with the same memory in b, both [count]."""
     (ids_a, rows_a), (ids_b, rows_b) = a.distinct, b.distinct
     places = np.searchsorted(ids_b, ids_a)  # both are sorted, so this is faster than sorting them together
     in_a = np.flatnonzero(places < len(ids_b))
@@ -170,8 +170,8 @@ def best_counterparts(
 ) -> tuple[IntArray, FloatArray]:
     """Return, for each memory of a, the memory of b with the highest Jaccard index, and that index.
 
-    Ties go to the lowest number. A memory without any overlap has partner -1. With `itself`, both are the same layer,
-    and a memory is not its own counterpart.
+    Ties go to the lowest number. A memory without any overlap has partner -1. With `itself`, a and b are the same
+    layer, and a memory is not its own counterpart.
     """
     owners_a, keys_a, owners_b, keys_b, keys = _number_keys(a, b)
     size_a, size_b = np.bincount(owners_a, minlength=count_a), np.bincount(owners_b, minlength=count_b)
@@ -206,7 +206,7 @@ def _number_keys(a: KeyLists, b: KeyLists) -> tuple[IntArray, IntArray, IntArray
 
 
 def _in_order(rows: IntArray, count: int) -> IntArray:
-    """Return the row numbers in ascending order. Marking them is faster than sorting."""
+    """Return the row numbers in ascending order. Marking the rows in a mask is faster than sorting their numbers."""
     chosen = np.zeros(count, np.bool_)
     chosen[rows] = True
     return np.flatnonzero(chosen)
