@@ -7,7 +7,7 @@ importing it twice adds nothing:
 
 A backup has the same format with the task "both". It contains all events of all annotators, each with its task.
 
-CSV has one row per pattern, verdict or note. A memory without patterns has a row with an empty kind. Importing a CSV
+CSV has one row per pattern, verdict or note. A label without patterns has one row with an empty kind. Importing a CSV
 file saves its rows as new answers. A file is rejected completely if any part of it is invalid.
 """
 
@@ -46,7 +46,7 @@ from memlens.pattern.words import KINDS
 from memlens.text import cell_text, harmless_cell
 
 FORMATS = ("json", "csv")
-_IMPORT_LIMIT = 256 << 20  # in bytes; far more than any real export has
+_IMPORT_LIMIT = 256 << 20  # in bytes; far larger than any real export
 _BOTH = "both"  # value of "task" in a backup
 _COLUMNS = {
     LABELS: ("annotator", "memory", "kind", "description", "prefixes"),
@@ -67,7 +67,7 @@ _EVENT = {"key": str, "time": str, "kind": str, "annotator": str, "content": dic
 def export_text(annotations: Annotations, task: str, format: str, annotator: str | None = None) -> str:
     """Return the text of an export, for one annotator or for all.
 
-    An export of the labels of all annotators leaves out those who have not finished.
+    An export of the labels of all annotators leaves out annotators who have not finished.
     """
     _check_format(format)
     everyone = annotations.list_annotators(task)
@@ -98,7 +98,7 @@ def restore_text(annotations: Annotations, text: str) -> int:
 
 
 def is_export(beginning: bytes) -> bool:
-    """Return True if the file starts like one that memlens exported."""
+    """Return True if `beginning` is the beginning of a file that memlens exported."""
     text = beginning.decode("utf-8-sig", "replace")
     headers = [",".join(columns) for columns in _COLUMNS.values()]
     return text.lstrip("{ \r\n").startswith('"memlens_annotations"') or any(

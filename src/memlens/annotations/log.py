@@ -5,9 +5,9 @@
 
 1. Events are only appended. A writer holds a lock file, writes all its lines at once and syncs them. If writing fails,
    the file is truncated to its previous size.
-2. The checksum is the start of the SHA-256 of the rest of the line. A line with a wrong checksum is damaged. It is
-   skipped, and its line number is reported. All other lines count. An event that occurs twice counts once (its key is
-   unique), so logs can be merged with ordinary tools.
+2. The checksum is the first 16 hexadecimal digits of the SHA-256 of the rest of the line. A line with a wrong checksum
+   is damaged. It is skipped, and its line number is reported. All other lines count. An event that occurs twice counts
+   once (its key is unique), so logs can be merged with ordinary tools.
 3. A process that is killed while it appends leaves an unfinished last line. Readers ignore such a line, because another
    process may still be writing it. The next writer starts a new line.
 """
@@ -148,7 +148,7 @@ class AnnotationLog:
                         damaged.append(number)
                         lines += [event.to_line() for event in events]
                     else:
-                        # keep it verbatim, because a newer version may have written it
+                        # keep the line verbatim, because a newer version of memlens may have written it
                         lines.append(line.rstrip(b"\r\n") + b"\n")
             if not damaged:
                 return Recovery(len(lines), (), None)
@@ -212,7 +212,7 @@ class AnnotationLog:
 
 
 def _parse_line(line: bytes) -> tuple[Sequence[Event], bool]:
-    """Return the events in a line, and True if the line is damaged."""
+    """Return the readable events in a line, and whether the line is damaged."""
     line = line.rstrip(b"\r\n")
     event = Event.from_line(line)
     if event is not None or not line:

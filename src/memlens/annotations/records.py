@@ -183,7 +183,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Sample:
-    """The memories to label in a study, and the number of triggers that annotators see for each."""
+    """The memories to label in a study, and the number of triggers that annotators see for each memory."""
 
     memories: tuple[MemoryId, ...]
     top: int
@@ -287,7 +287,7 @@ class Annotations:
         return self._state.sample
 
     def list_annotators(self, task: str = LABELS, finished: bool | None = None) -> list[str]:
-        """Return the annotators of a task: all, or only those who have finished (True) or have not (False)."""
+        """Return the annotators of a task: all, only finished annotators (True), or only unfinished ones (False)."""
         state = self._state
         everyone = state.annotators[task]
         if finished is None:
@@ -297,8 +297,8 @@ class Annotations:
     def labels(self, viewer: str | None = None) -> list[Label]:
         """Return the labels that a viewer may see.
 
-        A viewer who has not finished sees only their own labels. Every other viewer, or None, sees the labels of all
-        annotators who have finished.
+        A viewer who has not finished sees only their own labels. A viewer who has finished (or None) sees the labels of
+        all annotators who have finished.
         """
         finished = self.list_annotators(finished=True)
         if viewer is not None and viewer not in finished:
@@ -311,7 +311,7 @@ class Annotations:
         return sorted(labels, key=lambda label: label.memory)
 
     def verdicts(self, annotator: str | None = None) -> list[Verdict]:
-        """Return the current verdicts of one annotator, or of all, ordered by annotator and then by example."""
+        """Return the current verdicts of one annotator, or of all annotators, ordered by annotator and example."""
         annotators = self.list_annotators(VERDICTS) if annotator is None else [annotator]
         answers = (answer for person in annotators for answer in self._state.current(VERDICTS, person))
         return [answer for answer in answers if isinstance(answer, Verdict)]
@@ -324,7 +324,7 @@ class Annotations:
     def history(self, task: str | None = None) -> list[dict[str, Any]]:
         """Return the events of a task in order and in the export format.
 
-        For all tasks, each event has an entry "task".
+        If `task` is None, the events of all tasks are returned, and each event has an entry "task".
         """
         events = [{**vars(event)} for event in self._events.values() if task in (None, event.task)]
         for event in events:
@@ -352,7 +352,7 @@ class Annotations:
         with self._log.appending() as events:
             self._check_index()
             yield events
-            self._check_index()  # check again: files may be copied over an index without the lock
+            self._check_index()  # check again: other programs may copy files over an index without the lock
 
     def _check_index(self) -> None:
         """Raise IndexFolderError if the folder no longer holds the scan that was opened."""
@@ -371,7 +371,7 @@ class Annotations:
             events.append(_new_event(LABELS, "sample", "", content=sample.content))
 
     def save(self, *answers: Answer) -> None:
-        """Save all answers, or none if one fails.
+        """Save all answers, or none of them if one is not valid.
 
         An answer replaces the annotator's earlier answer on the same subject.
         """

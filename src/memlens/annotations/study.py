@@ -5,8 +5,8 @@ Agreement is computed for each pair of annotators who have finished, on the memo
     class       none, shallow, semantic or both: the kinds of a memory's patterns
     kappa       (p_o - p_e) / (1 - p_e): p_o is the share of memories with equal class, p_e the share expected by chance
                 from each annotator's class frequencies (Cohen, 1960)
-    Jaccard     |A & B| / |A | B| of the prefixes that two annotators cover, by class and for both classes; mean over
-                memories of which at least one annotator covers a prefix
+    Jaccard     |A & B| / |A | B| of the prefixes that the patterns of two annotators cover, for each class and for both
+                classes together; mean over memories of which at least one annotator covers a prefix
 """
 
 from collections import Counter
@@ -74,14 +74,14 @@ class PairAgreement:
 
 @dataclass(frozen=True)
 class MachineAgreement:
-    """Agreement of the automatic patterns of one class with those of one annotator."""
+    """Agreement of the automatic patterns of one class with the patterns of one annotator."""
 
     annotator: str
     kind: str
     memories: int
-    memory_precision: float | None  # share of memories with an automatic pattern that the annotator confirms
+    memory_precision: float | None  # share of memories with automatic patterns that also have one by the annotator
     memory_recall: float | None
-    prefix_precision: float | None  # the same share for prefixes, pooled over memories
+    prefix_precision: float | None  # the same for prefixes, pooled over memories
     prefix_recall: float | None
 
 
