@@ -1,19 +1,19 @@
-"""The device path of a scan: coefficients stay on the device, and the CPU gets the few that reach a list.
+"""The device path of a scan: coefficients stay on the device, and the CPU receives only those that reach a list.
 
 1. Sort the rows of a block by expert and range of positions, and cut them into strips of rows with the same expert and
-   range (`make_strips`). The order is computed on the device, because the router decides there.
+   range (`make_strips`). The order is computed on the device, because the router's choices are there.
 2. Compute maximum, minimum, sum and count of positive coefficients of each memory in each strip, and the same for each
    sign quadrant of gated memories. Compare the extremes with the thresholds of the lists (`strip_statistics`). On CUDA,
    torch.compile fuses these operations.
-3. Add the statistics to totals of the layer on the device (`Source.add`). Sums are whole numbers, so they do not depend
-   on an order.
+3. Add the statistics to totals of the layer on the device (`Source.add`). Sums are whole numbers, so the order of
+   additions does not change them.
 4. Only strips that reach a threshold are read again. Their prefixes are appended to a buffer of fixed size, with a
    counter (`Source.find_hits`).
 5. After the batch, all buffers of a device are copied to the CPU at once, on another stream. While the device computes
    the next batches, a thread inserts the prefixes into the lists and computes new thresholds.
 
-Nothing waits for the device but step 5, once per batch. A threshold that is some batches old is lower, so it lets more
-prefixes through and loses none: lists, counts, extremes, histograms and examples have the same bytes as those of the
+Only step 5 waits for the device, once per batch. A threshold that is some batches old is lower, so more prefixes reach
+it and none is lost: lists, counts, extremes, histograms and examples have the same bytes as those of the
 compiled loops. If a buffer overflows, its layer is run again for that batch. Only sums may differ: the compiled loops
 round them to float32 in each sentence, and this path in each strip.
 """
@@ -48,10 +48,10 @@ from memlens.scanner.kernels import (
 )
 from memlens.scanner.layer import LayerScan
 
-ROWS = 32  # rows of a strip; half of it for experts, which have fewer rows
-_WAITING = 2  # batches that may wait for their insertion
-_ROOM = 1024  # least number of strips that a buffer has room for
-_FRACTION = 2**24  # parts of a UNIT in sums
+ROWS = 32  # rows of a strip; strips of experts have half as many, because experts have fewer rows
+_WAITING = 2  # maximum number of batches that wait for insertion into the lists
+_ROOM = 1024  # minimum number of strips that a buffer of hits has room for
+_FRACTION = 2**24  # sums are kept in fixed point: number of parts per UNIT
 _LARGEST = 2.0**62 * UNIT  # sums beyond this are rejected
 # limits of torch.compile for computing an intermediate result again instead of storing it
 FUSION: dict[str, Any] = {
@@ -64,7 +64,7 @@ _SMALLEST_SCORE = np.float32(1e-45)
 
 
 class Strips(NamedTuple):
-    """The rows of a block in strips. Strips of rows that are no candidates are in an extra group, the last one."""
+    """The rows of a block in strips. Rows that are not candidate prefixes form an extra group, which is the last."""
 
     rows: Tensor  # [strips, ROWS]: row of the block; the last row of a group is repeated until its strip is full
     is_row: Tensor  # [strips, ROWS]: False where a row is repeated
@@ -73,7 +73,7 @@ class Strips(NamedTuple):
 
 
 def make_strips(keys: Tensor, groups: int, height: int) -> Strips:
-    """Return strips of rows with the same key. Keys [n] are below `groups`, or equal to it for rows to ignore."""
+    """Return strips of rows with the same key. Keys [n] are below `groups`; rows with the key `groups` are ignored."""
     count, device = len(keys), keys.device
     ordered, order = torch.sort(keys, stable=True)
     edges = torch.searchsorted(ordered, torch.arange(groups + 2, device=device))  # first row of each group
@@ -96,11 +96,11 @@ class StripStatistics(NamedTuple):
     highest: Tensor  # float32
     lowest: Tensor  # float32
     units: Tensor  # int64: whole UNITs of the sum
-    parts: Tensor  # int64: the rest of the sum in parts of a UNIT
+    parts: Tensor  # int64: the rest of the sum in parts (1/_FRACTION) of a UNIT
     sizes: Tensor  # float32: |sum|
     fired: Tensor  # int32: number of positive coefficients
     quadrants: Tensor  # [4 or 0, strips, size] int32: number of coefficients in each quadrant
-    reaches: Tensor  # [kinds, strips, size]: whether a coefficient reaches the threshold of a kind
+    reaches: Tensor  # [kinds, strips, size]: whether a coefficient reaches the threshold of the kind (see `Source`)
 
 
 def strip_statistics(
@@ -113,7 +113,7 @@ def strip_statistics(
         gates: The gates [n, size], or None if quadrants are not kept.
         strips: The strips of the block.
         thresholds: Thresholds of each kind, [kinds, experts + 1, size] (see `Source`).
-        keeps_bottom: Whether the second kind is the bottom end.
+        keeps_bottom: True if bottom triggers are collected. The second kind is then the bottom end.
     """
     shape = (*strips.rows.shape, block.shape[1])
     x = block.index_select(0, strips.rows.reshape(-1)).view(shape)
@@ -146,7 +146,7 @@ def compile_reader(device: torch.device) -> Callable[..., StripStatistics] | Non
     arguments = block, gates, strips, torch.ones(6, 2, 40, device=device), True
     try:
         actual = compiled(*arguments)
-    except Exception:  # such as a missing compiler
+    except Exception:  # for example, no compiler is installed
         return None
     expected = strip_statistics(*arguments)
     exact = [torch.equal(getattr(actual, name), getattr(expected, name)) for name in _EXACT]
@@ -154,9 +154,9 @@ def compile_reader(device: torch.device) -> Callable[..., StripStatistics] | Non
 
 
 class Hits(NamedTuple):
-    """Prefixes that reach a threshold, as copied to the CPU."""
+    """The prefixes of one block that reach a threshold, in buffers that are copied to the CPU."""
 
-    counts: Tensor  # [2]: strips and prefixes that reach a threshold, of which the buffers hold the first ones
+    counts: Tensor  # [2]: number of strips and of prefixes that reach a threshold; the buffers may hold only the first
     lists: Tensor  # [room] int32: kind * memories of the layer + memory
     tokens: Tensor  # [room] int32: row of the flattened batch; -1 in empty places
     scores: Tensor  # [room] float32
@@ -166,14 +166,14 @@ class _Batch(NamedTuple):
     tokens: Tensor  # [batch, pos]
     candidates: Candidates
     ranges: Tensor  # [batch * pos]: range of positions of each candidate; BUCKETS for other rows
-    places: IntArray  # [batch * pos]: place of each row among the candidates
+    places: IntArray  # [batch * pos]: index of each row in the arrays of `candidates`
 
 
 class Source:
     """Totals and thresholds of one dense block or shared expert, or of all experts behind a router, on their device.
 
-    A kind is an end or a quadrant: top, bottom, and the four quadrants. Results that do not count are added to an
-    additional expert, whose thresholds are infinite.
+    A kind is one end of the ranking (top or bottom) or one of the four sign quadrants. Rows that are not candidates
+    belong to an additional expert, whose thresholds are infinite.
     """
 
     def __init__(self, scan: LayerScan, groups: Sequence[MemoryGroup]) -> None:
@@ -191,7 +191,7 @@ class Source:
         self.reset()
 
     def reset(self) -> None:
-        """Set all totals to those of no prefixes."""
+        """Set all totals to their values before the first prefix."""
         shape = (self.experts + 1, self.size)
 
         def filled(value: float, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -205,7 +205,7 @@ class Source:
         self.sizes = filled(0, torch.float32, *shape)  # largest sum of |sums of strips| in a block
 
     def kinds(self) -> list[tuple[int, Lists, int]]:
-        """Return sign, lists and quadrant of each kind. The quadrant of an end is -1."""
+        """Return (sign of the scores, lists, quadrant) of each kind. The quadrant of the kinds top and bottom is -1."""
         triggers, quadrants = self.scan.triggers, self.scan.quadrants
         kinds = [(1, triggers.top_lists, -1)]
         if triggers.keeps_bottom:
@@ -215,7 +215,7 @@ class Source:
         return kinds
 
     def host_thresholds(self) -> Tensor:
-        """Return the scores [kinds, experts + 1, size] that prefixes must reach now."""
+        """Return the scores [kinds, experts + 1, size] that a prefix must reach to enter the current lists."""
         first, stop = self.start, self.start + self.experts * self.size
         thresholds = []
         for _, lists, quadrant in self.kinds():
@@ -225,7 +225,7 @@ class Source:
         return torch.from_numpy(np.pad(np.stack(thresholds), ((0, 0), (0, 1), (0, 0)), constant_values=np.inf))
 
     def take_thresholds(self) -> None:
-        """Copy new thresholds to the device, if there are any."""
+        """Copy the latest thresholds to the device if they have changed."""
         if (thresholds := self.new_thresholds) is not None:
             self.thresholds, self.new_thresholds = to_device(thresholds, self.device), None
 
@@ -242,10 +242,10 @@ class Source:
         parts.index_add_(0, strips.experts, statistics.parts)
         self.units += _round_units(units, parts)
         sizes = torch.zeros_like(self.sizes).index_add_(0, strips.experts, statistics.sizes)
-        self.sizes = torch.maximum(self.sizes, sizes)  # NaN if one of the two is
+        self.sizes = torch.maximum(self.sizes, sizes)  # NaN if one of the two is NaN
 
     def find_hits(self, block: Tensor, gates: Tensor | None, reaches: Tensor, strips: Strips, tokens: Tensor) -> Hits:
-        """Return the prefixes that reach a threshold. `tokens` [n] are the rows of the flattened batch."""
+        """Return the prefixes that reach a threshold. `tokens` [n] maps rows of the block to the flattened batch."""
         room, height, size = self.room, strips.rows.shape[1], self.size
         pairs = first_places(reaches.view(-1), room)
         is_pair, pairs = pairs >= 0, pairs.clamp(min=0)
@@ -308,7 +308,7 @@ class Source:
             count_reach_(self.scan.reach, 0, batch.candidates)
 
     def collect(self) -> None:
-        """Add the totals to those of the layer, and reset them. Waits for the device.
+        """Add the device's totals to the totals of the layer, and reset them. Waits for the device.
 
         Raises:
             ModelError: A coefficient is NaN, infinite or absurdly large.
@@ -343,7 +343,7 @@ def _split_units(sums: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _round_units(units: Tensor, parts: Tensor) -> Tensor:
-    """Return the nearest whole numbers, and the even one of two that are equally near."""
+    """Round to whole UNITs. A sum halfway between two whole numbers is rounded to the even one."""
     rounded = units + (parts + _FRACTION // 2).div(_FRACTION, rounding_mode="floor")
     is_tie = parts.remainder(_FRACTION) == _FRACTION // 2
     return rounded - (is_tie & (rounded % 2 == 1)).to(torch.int64)
@@ -371,7 +371,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 def copy_to_host(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
     """Start copying tensors of one device to the CPU. Returns a function that waits for the copies and returns them."""
     filled = [i for i, tensor in enumerate(tensors) if tensor.numel()]
-    order = sorted(filled, key=lambda i: -tensors[i].element_size())  # so that all parts are aligned
+    order = sorted(filled, key=lambda i: -tensors[i].element_size())  # keeps all parts aligned
     joined = torch.cat([tensors[i].reshape(-1).view(torch.uint8) for i in order])
     if joined.device.type == "cuda":
         stream = _copy_stream(joined.device)
@@ -402,7 +402,7 @@ def _copy_stream(device: torch.device) -> Any:
 
 
 class _Sent(NamedTuple):
-    """What one source sends to the CPU after a batch. Tokens are rows of the flattened batch."""
+    """The results that one source sends to the CPU after a batch. `token` means a row of the flattened batch."""
 
     source: Source
     hits: Hits
@@ -426,7 +426,7 @@ class DeviceScan:
         self._waiting = deque[tuple[_Batch, Future[list[Source]]]]()
 
     def scan(self, tokens: Tensor, candidates: Candidates) -> None:
-        """Scan a batch [batch, pos]. Its prefixes are inserted into the lists later."""
+        """Scan a batch [batch, pos]. A thread inserts its prefixes into the lists later."""
         while self._waiting and (len(self._waiting) == _WAITING or self._waiting[0][1].done()):
             self._finish_one()
         ranges, places = np.full((2, tokens.numel()), BUCKETS, np.int64)
@@ -446,13 +446,13 @@ class DeviceScan:
 
     def _finish_one(self) -> None:
         batch, future = self._waiting.popleft()
-        while overflowing := future.result():  # their buffers are larger now
+        while overflowing := future.result():  # `_insert` has enlarged their buffers
             future = self._thread.submit(self._insert, batch, self._run(batch, overflowing))
 
     def _run(self, batch: _Batch, again: Sequence[Source] = ()) -> list[Callable[[], list[_Sent]]]:
         """Run the model on a batch and start copying its results. `again` are sources whose hits did not fit."""
         ranges: dict[torch.device, Tensor] = {}
-        strips: dict[torch.device, Strips] = {}  # of dense blocks
+        strips: dict[torch.device, Strips] = {}  # strips of dense blocks
         sent: dict[torch.device, list[_Sent]] = {}
         for source in self.sources.values():
             source.take_thresholds()
@@ -466,7 +466,7 @@ class DeviceScan:
             ]
             if again and source not in again:
                 return
-            # lists hold float32, so that finer numbers are rounded before they are compared
+            # lists hold float32, so float64 coefficients are rounded before they are compared
             fine = block.coefficients.dtype == torch.float64
             coefficients = block.coefficients.float() if fine else block.coefficients
             gates, routing = block.gates if source.gated else None, tuple[Tensor, ...]()
@@ -495,7 +495,7 @@ class DeviceScan:
         return [_send(parts) for parts in sent.values()]
 
     def _insert(self, batch: _Batch, received: Sequence[Callable[[], list[_Sent]]]) -> list[Source]:
-        """Add what a batch sent to the state. Returns the sources whose buffers overflowed, with larger ones."""
+        """Add the results of a batch to the state. Returns the sources whose buffers overflowed, and enlarges them."""
         overflowing = []
         for sent in [sent for receive in received for sent in receive()]:
             source, hits = sent.source, sent.hits

@@ -56,11 +56,11 @@ UNIT = 2.0**-20  # sums are rounded to multiples of this, because integers add u
 KEPT = 5  # number of prefixes listed for each sign quadrant
 DRAWN = 100  # number of prefixes in the random sample of each expert
 EXAMPLES = 8  # number of example prefixes per memory; the index leaves out those that are triggers
-SMALLEST, LARGEST = -10, 5  # exponents of histogram edges: the middle bin is |m| < 2^-10, the outer bins |m| >= 2^5
+SMALLEST, LARGEST = -10, 5  # exponents of histogram edges: |m| < 2^-10 in the middle bin, |m| >= 2^5 in the outer bins
 SIDE = LARGEST - SMALLEST + 1
 BINS = 2 * SIDE + 1
 
-FINE, TOO_LARGE = -1, -2  # status codes of a block; a status >= 0 is the first column whose sum is not finite
+FINE, TOO_LARGE = -1, -2  # status codes of a block; any other status is the first column whose sum is not finite
 _LOW, _SHIFT = uint64(0xFFFFFFFF), uint64(32)
 _NO_HASH = uint64(0xFFFFFFFFFFFFFFFF)  # marks empty entries of Examples
 _SMALLEST_SCORE = np.float32(1e-45)
@@ -139,7 +139,7 @@ class Totals(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """The statistics of `Totals` for a range of columns of a block, before the check that they are finite."""
+    """The statistics of `Totals` for a range of columns of a block, before they are checked to be finite."""
 
     total: FloatArray  # [columns] float64: sum of coefficients
     fired: IntArray | FloatArray  # [BUCKETS or more, columns]
@@ -188,7 +188,7 @@ class Quadrants(NamedTuple):
         return cls(np.zeros((memories, 4), np.int64), Lists.empty(4 * memories, KEPT), np.zeros(memories, np.bool_))
 
     def order(self) -> IntArray:
-        """Return the numbers of the quadrants with signs ++, +-, -+ and -- of (g, u) for each memory, [memories, 4]."""
+        """Return, for each memory, the numbers of the quadrants ++, +-, -+ and -- of (g, u), [memories, 4]."""
         return np.where(self.turns[:, None], [0, 1, 3, 2], [0, 1, 2, 3])
 
     def part(self, memories: slice) -> Quadrants:
@@ -381,7 +381,7 @@ def _add_sums_(totals: Totals, sums: Sums, start: int, width: int) -> int:
     for c in range(width):
         m = start + c
         totals.total[m] += np.int64(np.rint(sums.total[c] / UNIT))
-        # adding 0.0 turns -0.0 into 0.0; otherwise the order would decide which zero a maximum keeps
+        # adding 0.0 turns -0.0 into 0.0; otherwise the order of batches would decide which zero a maximum keeps
         totals.highest[m] = max(totals.highest[m], sums.highest[c] + np.float32(0))
         totals.lowest[m] = min(totals.lowest[m], sums.lowest[c] + np.float32(0))
         for b in range(BUCKETS):
@@ -391,7 +391,7 @@ def _add_sums_(totals: Totals, sums: Sums, start: int, width: int) -> int:
 
 @compiled_part
 def worse_status(status: int, other: int) -> int:
-    """Return the worse of two statuses: the lower column if a sum is not finite, else TOO_LARGE, else FINE."""
+    """Return the worse of two statuses: the first column with a sum that is not finite, else TOO_LARGE, else FINE."""
     if status >= 0 and other >= 0:
         return min(status, other)
     return max(status, other) if status >= 0 or other >= 0 else min(status, other)
@@ -533,7 +533,7 @@ def _read_quadrants_(
     block: FloatArray, gates: Gates, candidates: Candidates, sentence: int, tile: int, width: int,
     running: _RunningQuadrants,
 ) -> None:  # fmt: skip
-    """Compute the extremes and counts of one sentence, four rows at a time. The last four are padded with zeros."""
+    """Compute the extremes and counts of one sentence, four rows at a time. The last group is padded with zeros."""
     start, stop = candidates.starts[sentence], candidates.starts[sentence + 1]
     running.extremes[:] = 0
     for i in range(start, stop, 4):
@@ -858,7 +858,7 @@ def count_reach_(reach: Reach, row: int, candidates: Candidates) -> None:
 
 @compiled
 def select_rows(candidates: Candidates, rows: IntArray, tokens: int) -> Candidates:
-    """Return the candidates among these rows of a batch of `tokens` rows, with row numbers relative to `rows`."""
+    """Return the candidates among `rows`, with row numbers relative to `rows`. The batch has `tokens` rows."""
     place = np.full(tokens, -1, np.int64)
     for i in range(rows.shape[0]):
         place[rows[i]] = i
@@ -896,7 +896,7 @@ def count_routed_(routing: Routing, expert: int, seed: int, weights: FloatArray,
 def warm_up() -> None:
     """Compile `add_block_`, or load it from the cache folder.
 
-    The driver calls this before workers start, so that they load what the driver compiled.
+    The driver calls this function before workers start, so that they load the machine code that it compiled.
     """
     nothing = np.zeros(0, np.int64)
     arrays = LayerArrays(

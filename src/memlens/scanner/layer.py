@@ -2,7 +2,7 @@
 
 Coefficients come in blocks, one for each group of memories and each batch. The block of an expert contains only the
 tokens routed to the expert. On the CPU, `kernels.add_block_` adds a block to the state. On another device, the module
-`device` filters the block there.
+`device` filters the block on that device.
 
 States of disjoint batches can be merged in any order with the same result (see `kernels`).
 """
@@ -68,7 +68,7 @@ class TopTriggers:
         self.bottom_lists = Lists.empty(memories if bottom else 1, top)
 
     def merge(self, other: TopTriggers) -> None:
-        """Add the triggers of another part of the same scan."""
+        """Add the triggers of other batches of the same scan."""
         merge_lists_(self.top_lists, other.top_lists, self.one_a_sentence)
         if self.keeps_bottom:
             merge_lists_(self.bottom_lists, other.bottom_lists, self.one_a_sentence)
@@ -203,7 +203,7 @@ class LayerScan:
                 array += added[name]
 
     def by_memory(self, counts: IntArray) -> IntArray:
-        """Return the row of `counts` (from `reach`) that applies to each memory, [memories, BUCKETS]."""
+        """Expand `counts`, an array of `reach` with one row per set of memories, to [memories, BUCKETS]."""
         routed = np.repeat(counts[1:], self.size, axis=0)
         return np.concatenate([np.repeat(counts[:1], len(self.totals.total) - len(routed), axis=0), routed])
 

@@ -2,9 +2,9 @@
 
 If the user does not set the number of workers and threads, it is chosen as follows:
 
-0. A scan on GPUs uses one worker per GPU. This process is the first of them. With a device map, it is the only one.
+0. A scan on GPUs uses one worker per GPU. This process is the first worker, and with a device map the only one.
 1. A scan that takes less than about two minutes, or has a single core, runs in one process with all cores.
-2. A longer scan uses one worker per core, with one thread each. This is faster than threads that wait for each other.
+2. A longer scan uses one worker per core, with one thread each. Threads of one worker would wait for each other.
    If memory is short, there are fewer workers with more threads each.
 3. A resumed scan keeps its number of threads, because the number of threads affects the last bits of the results.
 """
@@ -26,7 +26,7 @@ from memlens.scanner.scan import Scanner, plan_batches
 from memlens.scanner.state import LayerShape, ScanState, shapes_of
 from memlens.settings import CorpusSettings, ScanRunSettings, ScanSettings, is_hub_source
 
-BATCH_TOKENS = {"cuda": 16_384, "mps": 8192}  # default tokens per batch on devices, whose small batches are slow
+BATCH_TOKENS = {"cuda": 16_384, "mps": 8192}  # default tokens per batch on devices, on which small batches are slow
 _SHORT_SECONDS = 120.0  # longest scan that uses no workers by default
 _OPERATIONS = 1e10  # operations per second, assumed for every machine
 _FREE_SHARE = 0.8  # share of the free memory that workers may use
@@ -46,7 +46,7 @@ def choose_workers(
 ) -> tuple[int, int]:
     """Return the number of workers and of threads per worker, by the rules at the top of this module.
 
-    Zero workers stand for as many as fit on a Ray cluster.
+    A number of 0 workers means as many as fit on a Ray cluster.
 
     Args:
         run: Options of the run.

@@ -53,7 +53,7 @@ class ScanBatch(NamedTuple):
 class Scanner:
     """Scans batches into a state.
 
-    `on_device` filters coefficients on the model's device; by default, unless it is the CPU.
+    If `on_device` is true, coefficients are filtered on the model's device. The default is false only for the CPU.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Scanner:
     def scan(self, batches: Iterable[ScanBatch], after_batch: Callable[[Batch], None] = lambda batch: None) -> None:
         """Scan batches. `after_batch` is called after each batch and may raise an exception to stop.
 
-        The state is complete when this method returns, and after a call of `complete`.
+        The state is complete when this method returns. `after_batch` must call `complete` before it uses the state.
         """
         with torch.inference_mode(), _use_threads(self.settings.threads) as pool:
             try:
@@ -82,7 +82,7 @@ class Scanner:
                     self._device_scan = None
 
     def complete(self) -> None:
-        """Wait until the state includes all batches, because a device may still be working on some."""
+        """Wait until the state includes all batches that a device is still working on."""
         if self._device_scan is not None:
             self._device_scan.finish()
 
@@ -93,7 +93,7 @@ class Scanner:
             self.state.layers[layer].update(block, candidates, pool)
 
         tokens = torch.from_numpy(batch.tokens)
-        # until lists have useful thresholds, most coefficients reach them: copy whole blocks
+        # most coefficients reach the low thresholds of the first prefixes, so whole blocks are copied
         if self.on_device and self.state.prefixes >= max(
             FIRST_PREFIXES, FIRST_PREFIXES_PER_TRIGGER * self.settings.top
         ):
@@ -158,7 +158,7 @@ def planned_batches(
     settings: ScanSettings,
     bos: int | None,
 ) -> Iterator[ScanBatch]:
-    """Yield the batches that the ranges contain. `window` returns the sentences of a window."""
+    """Yield the batches in the ranges. `window(number)` returns the sentences of a window."""
     for number, window_ranges in groupby(ranges, lambda batches: batches.window):
         batches = plan_batches(number, window(number), settings, bos)
         for part in window_ranges:
@@ -214,7 +214,7 @@ def scan_here(
         batches: The batches to scan.
         saver: Saves the state at intervals, at the end, and before the scan stops.
         on_tokens: Called with the number of tokens of each batch.
-        stop: Ends the scan if a stop was requested; checked after each batch.
+        stop: Ends the scan after the current batch if a stop was requested.
     """
 
     def after_batch(batch: Batch) -> None:
@@ -269,7 +269,7 @@ def scan_on_pool(
 
 @dataclass(frozen=True)
 class SegmentScan:
-    """Scans a segment on a worker. Picklable."""
+    """A picklable function that scans a segment on a worker."""
 
     settings: ScanSettings
     layers: tuple[int, ...]

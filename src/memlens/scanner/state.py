@@ -1,6 +1,6 @@
 """The state of a scan: statistics and triggers of every layer, the batches they come from, and the parts saved on disk.
 
-The order in which states of disjoint batches are merged does not change the bits. A part is a saved state in
+The order in which states of disjoint batches are merged does not change the result. A part is a saved state in
 partial/parts. Parts record the progress: a batch that a part contains is not scanned again.
 """
 
@@ -33,7 +33,7 @@ class BatchRange(NamedTuple):
 
 
 class DoneBatches:
-    """A set of batches, stored as runs, so that it stays small for a long corpus."""
+    """A set of batches, stored as runs of consecutive batches, so that it stays small for a long corpus."""
 
     def __init__(self) -> None:
         self._runs: dict[int, list[tuple[int, int]]] = {}  # window -> disjoint runs [first, stop), ascending
@@ -190,7 +190,7 @@ class ScanState:
         return saved
 
     def restore_(self, saved: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the state with saved arrays. Raises IndexFolderError if the arrays do not fit."""
+        """Replace the state with saved arrays. Raises IndexFolderError if the arrays do not match the state."""
         try:
             for scan in self.layers.values():
                 restore_layer_(scan, saved)
@@ -243,7 +243,7 @@ class PartFolder:
         """Remove temporary files of a killed scan. Raises IndexFolderError if a part is damaged."""
         for temporary in self.folder.glob("*.npz.part"):
             temporary.unlink()
-        for name in self.names():  # fail now and not after hours of work
+        for name in self.names():  # a damaged part should fail now and not after hours of work
             read_part(self.path(name))  # numpy compares the checksum of each array
 
 
