@@ -190,7 +190,7 @@ def load_graph(path: str | Path) -> Circuit:
 
 
 def _influences(circuit: Circuit) -> dict[str, float]:
-    """Return the influence of each node: the cumulative share of absolute relevance, largest nodes first."""
+    """Return the influence of each node, the cumulative share of absolute relevance in descending order."""
     nodes = sorted((node for node in circuit.nodes if node.kind != "target"), key=lambda node: -abs(node.relevance))
     total = sum(abs(node.relevance) for node in nodes) or 1.0
     influences, reached = {"target": 0.0}, 0.0

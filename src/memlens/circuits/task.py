@@ -428,7 +428,7 @@ def _gradients(model: MemoryModel, batch: _Batch, states: Tensor) -> dict[int, T
 
 
 def _relevance_scores(model: MemoryModel, batch: _Batch) -> dict[int, Tensor]:
-    """Return the relevance of the coefficient changes in the frozen network of the clean prompt, summed over pairs."""
+    """Return the scores of method `relevance`, summed over pairs: the relevance of the coefficient changes."""
     changes = _changes(model, batch)
     sums = {layer: torch.zeros(change.shape[2], dtype=torch.float64) for layer, change in changes.items()}
     for row, (tokens, (answer, other)) in enumerate(zip(batch.clean, batch.answers.tolist(), strict=True)):

@@ -71,7 +71,7 @@ class Wires:
 
 
 def wires(index: Index, model: MemoryModel, memory: str | MemoryId, top: int = 10) -> Wires:
-    """Return the strongest wires of a memory: tokens and earlier memories that it reads, later memories that it feeds.
+    """Return the strongest wires of a memory: the tokens and memories that it reads, and the memories that it feeds.
 
     Args:
         index: The index, which names memories and counts shared triggers.
@@ -162,7 +162,7 @@ def _tokens(model: MemoryModel, keys: dict[Side, Tensor], top: int) -> list[Toke
 
 
 def shared_triggers(index: Index, memory: MemoryId, others: Sequence[MemoryId]) -> dict[MemoryId, float]:
-    """Return, for each of `others`, the share of the memory's top triggers (sentence, position) that it also has."""
+    """Return, for each of `others`, the share of `memory`'s top triggers that are also its top triggers."""
     scanned = [other for other in {*others, memory} if other.layer in index.layers]
     rows = index.rows_of("triggers", scanned, "sentence, position", where="\"end\" = 'top'")
     prefixes = {name: {(row["sentence"], row["position"]) for row in triggers} for name, triggers in rows.items()}

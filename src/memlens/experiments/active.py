@@ -49,7 +49,7 @@ def compute(tables: "PrefixTables", seed: int) -> list[ex.Row]:
 
 
 def _drop(shares: Mapping[int, NDArray[np.float64]], layers: int, seed: int) -> ex.Row:
-    """Return the mean share in the middle third of the layers minus that in the lower third, paired over prefixes.
+    """Return how much the mean share in the middle third of the layers exceeds the lower third, paired over prefixes.
 
     Layer 0 is left out.
     """

@@ -234,7 +234,7 @@ def with_depth(rows: Iterable[Row], layers: int) -> list[Row]:
 def beside_paper(
     yours: list[Row], theirs: list[Row], model: ModelShape, column: str = "", keep: Sequence[str] = ("low", "high")
 ) -> list[Row]:
-    """Return the rows of this model and of the paper with a shared depth axis, with the columns in `keep`.
+    """Return the rows of this model and of the paper on a shared depth axis, with the columns in `keep`.
 
     If `column` is given, that column is renamed to `value`.
     """

@@ -88,7 +88,7 @@ class EditedPrefixes:
         return hosts
 
     def _cut(self, deepest: NDArray[np.int64], batch_tokens: int, bos: int | None) -> list[tuple[int, Batch]]:
-        """Return pairs of a deepest layer and a batch.
+        """Return the batches as pairs (deepest layer to run, batch).
 
         Prefixes with layer -1 are left out: a longer prefix covers them.
         """

@@ -82,7 +82,7 @@ class Evidence:
 
     @property
     def theirs(self) -> "Evidence":
-        """The paper's rows as evidence for the same claim."""
+        """Evidence for the same claim, with the paper's rows as the measured rows."""
         return Evidence(self.published, self.published_layers, dict.fromkeys(range(self.published_layers), 4096))
 
     def trend(self, column: str, low: str = "low", high: str = "high") -> "Trend | None":
@@ -160,7 +160,7 @@ def as_points_per_layer(share: float) -> str:
 
 
 def write_span(estimate: Estimate, write: Callable[[float], str] = as_points) -> str:
-    """Return the interval of an estimate, with the unit only once."""
+    """Return the interval of an estimate as text that states the unit only once."""
     low, high = write(estimate.low), write(estimate.high)
     _, space, unit = high.partition(" ")
     return f"{low.removesuffix(space + unit)} to {high}"
@@ -269,7 +269,7 @@ def exceeds(claim: Claim, trained: Estimate, shuffled: Estimate) -> Estimate:
 
 
 def _distance(estimate: Estimate, target: float) -> Estimate:
-    """Return the distance of an estimate from a target, with its interval."""
+    """Return the distance between an estimate and a target, with the interval of the distance."""
     low, high = sorted(abs(edge - target) for edge in (estimate.low, estimate.high))
     is_inside = estimate.low <= target <= estimate.high
     return Estimate(abs(estimate.value - target), 0.0 if is_inside else low, high)
@@ -307,7 +307,7 @@ def judge_trend(
     first: str,
     step: tuple[bool, str] | None = None,
 ) -> Judgement:
-    """Judge a slope against the published one.
+    """Judge a measured slope by comparison with the published slope.
 
     The judgement shows the number in the last layer minus that in the first, and the slope per layer, because a slope
     over the whole depth may exceed the range of a share. Both have intervals.
@@ -343,7 +343,10 @@ def judge_trend(
 
 
 def judge_difference(yours: Estimate | None, theirs: Estimate | None, sign: int, first: str, what: str) -> Judgement:
-    """Judge a difference against the published one. `sign` is the published direction and `first` describes layer 0."""
+    """Judge a measured difference by comparison with the published difference.
+
+    `sign` is the published direction, and `first` is text that describes layer 0.
+    """
     if yours is None or theirs is None:
         return NOT_MEASURED
     verdict = direction(yours.times(sign), sign * theirs.value)
@@ -364,7 +367,7 @@ def share_verdict(low: float, high: float, bar: float) -> str:
 
 
 def judge_share(share: Estimate | None, bar: float, bar_is: str, published: float | None, yours: str) -> Judgement:
-    """Judge a share against a bar and mention the published share. `bar_is` describes the bar."""
+    """Judge whether a share exceeds `bar`, and mention the published share. `bar_is` describes the bar."""
     if share is None:
         return NOT_MEASURED
     verdict = share_verdict(share.low, share.high, bar)
@@ -556,7 +559,7 @@ class Picture:
     below: Callable[[Rows], list[Any]] | None = None  # returns what to print below the picture, from the other tables
 
     def headline(self, rows: Sequence[Row]) -> list[tuple[str, list[float | None], Write]]:
-        """Return each curve as a label, its numbers by layer and the number format."""
+        """Return a label, the numbers by layer and the number format of each curve."""
         writes = {column.name: column.write for column in self.columns}
         layers = self.by_layer(rows)
         return [(label, [row.get(name) for row in layers], writes[name]) for name, label in self.curves.items()]
@@ -728,7 +731,7 @@ def share_columns(hits: int, count: int, columns: Sequence[str] = ("rate", "low"
 
 
 def part_shares(row: Row, parts: Sequence[str]) -> Row:
-    """Return the row with counts replaced by shares of their sum."""
+    """Return the row with the counts in `parts` replaced by their shares of the sum of these counts."""
     total = sum(row[part] for part in parts)
     return row | {part: row[part] / total if total else None for part in parts}
 
@@ -781,7 +784,7 @@ def rule_of_enough(observed: str) -> str:
 
 
 def kind_columns(*names: str) -> Iterator[str]:
-    """Yield the names of columns with every kind as prefix, as in `routed_rate`."""
+    """Yield the names of columns, each with every kind of memory as prefix, as in `routed_rate`."""
     return (f"{kind}_{name}" for kind in KINDS for name in names)
 
 

@@ -305,7 +305,7 @@ class PrefixReader:
             return numbers, *self._layers.read(states, threads)
 
     def states(self, model: MemoryModel, chunk: int) -> tuple[NDArray[np.int64], PositionStates]:
-        """Run the forward passes that the chunk needs. Returns the numbers of its prefixes and their states."""
+        """Run the forward passes that the chunk needs. Returns the numbers and the states of the chunk's prefixes."""
         rows = chunk_rows(model)
         first, last, done = chunk * rows, (chunk + 1) * rows, 0
         numbers, states = [], []

@@ -85,7 +85,7 @@ def _beside(rows: Sequence[ex.Row]) -> NDArray[np.float64]:
 
 
 def _standings(scores: NDArray[Any], tokens: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Return the share of other tokens with a lower score for each token [n]. Leaves out tokens that are -1."""
+    """Return, for each token [n], the share of other tokens with a lower score. Entries of -1 are left out."""
     ordered = np.sort(scores)
     lower = np.searchsorted(ordered, scores[tokens[tokens >= 0]], side="left")
     standings: NDArray[np.float64] = lower / max(len(scores) - 1, 1)

@@ -28,7 +28,7 @@ SCHEMA = ex.schema(
 def compute(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """Return one row per layer, computed from `sample` memories of the layer or from all."""
+    """Return one row per layer, computed from `sample` random memories of the layer or, if it is None, from all."""
     rows: list[ex.Row] = []
     for layer in ex.layers_of(index, "rank", progress):
         random = generator(seed, "rank", layer)

@@ -296,7 +296,7 @@ def _write(
 
 
 def _note(index: Index, experiment: Experiment, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the manifest's note on an experiment. The checksums of its sources show when its tables are outdated."""
+    """Return the manifest's note on an experiment. Checksums of its sources show when the results are outdated."""
     return {**settings, **(_READING_OF_Y if experiment.on_prefixes else {}), "from": _sources(index, experiment)}
 
 

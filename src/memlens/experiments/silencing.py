@@ -87,7 +87,7 @@ def compute(
 
 
 def select_candidates(index: Index) -> list[ex.Row]:
-    """Return memories with a token that the value promotes and that follows many triggers, one row per memory."""
+    """Return one row per memory whose value promotes a token that follows many of the memory's triggers."""
     rows = index.sql(
         """WITH followed AS (
                SELECT layer, memory, t.next_token AS token, count(*) AS follows,

@@ -83,7 +83,7 @@ def select_findings(index: Index, tables: Tables | None = None) -> list[Finding]
 
 
 def _with_verdict(tables: Tables, verdicts: Sequence[str]) -> list[JudgedClaim]:
-    """Return the claims with these verdicts, in the order of the verdicts, and claims with a curve first in each."""
+    """Return the claims with these verdicts, in the order of `verdicts`, and claims with a curve first."""
     judged = [(one.judgement.verdict, one) for one in tables.judge() if one.judgement]
     judged.sort(key=lambda entry: not entry[1].claim.curve)
     return [one for wanted in verdicts for verdict, one in judged if verdict == wanted]

@@ -199,7 +199,7 @@ def _other_senses(patterns: Sequence[Row], sense: int | None) -> list[str]:
 
 
 def _select_patterns(index: Index) -> list[Row]:
-    """Return the clearest pattern of each kind and third of the layers, and the rarer of two equally clear patterns."""
+    """Return the clearest pattern of each kind in each third of the layers. Ties go to the rarer pattern."""
     columns, layers = index.schema_names("patterns"), len(index.manifest.model.memories)
     condition = f"coalesce(auroc, 1) >= {LEAST_AUROC}" if "auroc" in columns else "true"
     condition += f" AND kind IN {KINDS}"

@@ -59,7 +59,7 @@ class Attribution:
 
     @property
     def gap(self) -> float:
-        """The largest gap of any layer, with its sign, or 0 for "exact". Effects smaller than it are not reliable."""
+        """The largest gap of any layer, with its sign, or 0 for "exact". Smaller effects are not reliable."""
         return max(self.gaps.values(), key=abs, default=0.0)
 
     def strongest(self, count: int = 10) -> list[tuple[MemoryId, float]]:

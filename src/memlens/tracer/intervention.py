@@ -218,7 +218,7 @@ class _EditDocument(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
-    """An intervention document, as in the example above."""
+    """An intervention document, as in the module's docstring."""
 
     kind: Literal["memlens intervention"]
     schema: Literal[1]
@@ -397,7 +397,7 @@ class Intervention:
 
     @classmethod
     def from_json(cls, content: Any) -> Intervention:
-        """Return the intervention of a document.
+        """Return the intervention that a document describes.
 
         Args:
             content: The document as plain data.
@@ -423,7 +423,7 @@ class Intervention:
         return cls(edits, document.model.name, document.model.fingerprint, document.model.dtype)
 
     def save(self, path: str | os.PathLike[str], model: Source | None = None, *, force: bool = False) -> None:
-        """Write the document.
+        """Write the intervention to a file as a JSON document.
 
         Args:
             path: The file.
@@ -449,7 +449,7 @@ class Intervention:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Intervention:
-        """Read a document. Call `check` to see whether it fits a model.
+        """Read an intervention from a file. Call `check` to see whether it fits a model.
 
         Args:
             path: A file that `save` wrote.

@@ -50,7 +50,7 @@ class Prompt:
         return torch.tensor([[*([] if self.bos is None else [self.bos]), *tokens]])
 
     def place(self, position: int) -> int:
-        """Return a position as a number from 0. Raises SettingError if the prompt does not have this position."""
+        """Return a position counted from 0. Raises SettingError if the prompt does not have this position."""
         count = len(self.tokens)
         if not -count <= position < count:
             advice = f"use 0 to {count - 1}, or -1 for the last"

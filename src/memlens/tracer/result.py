@@ -42,7 +42,7 @@ class Names:
     patterns: tuple[str, ...] = ()  # patterns of the top triggers
 
     def for_sign(self, coefficient: float) -> Names:
-        """Return the description for a coefficient of this sign. A negative sign swaps top and bottom."""
+        """Return the description for the sign of a coefficient. A negative coefficient swaps top and bottom."""
         if coefficient >= 0:
             return self
         swapped = {"bottom" if end == "top" else "top": text for end, text in self.triggers.items()}
@@ -50,7 +50,7 @@ class Names:
 
 
 def check_index(model: MemoryModel, index: Index) -> None:
-    """Raise ModelError if the index is of another model. A few changed values do not count as another model."""
+    """Raise ModelError if the index belongs to another model. A few changed values are allowed."""
     differences = []
     for name in ("family", "width", "vocabulary"):
         indexed, loaded = getattr(index.manifest.model, name), getattr(model, name)
