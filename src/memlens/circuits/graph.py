@@ -315,7 +315,7 @@ class _HeadSplit:
 
 
 def _only(tensor: Tensor, row: int) -> Tensor:
-    """Return the tensor with 0 in all other rows."""
+    """Return the tensor with 0 in all rows except `row`."""
     result = torch.zeros_like(tensor)
     result[row] = tensor[row]
     return result

@@ -83,7 +83,9 @@ class Pair:
 
 
 def read_pairs(path: str | Path) -> list[Pair]:
-    """Read pairs from a .jsonl, .json or .csv file with the columns clean_prefix, patch_prefix and their answers.
+    """Read pairs from a .jsonl, .json or .csv file.
+
+    The columns are clean_prefix, patch_prefix, clean_answer and patch_answer.
 
     Raises:
         FilesError: The file cannot be read.

@@ -550,7 +550,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Picture:
-    """The terminal output of an experiment that has one row per layer."""
+    """The terminal output of an experiment whose table has one row per layer."""
 
     columns: tuple[Column, ...]
     curves: Mapping[str, str]  # column -> label
@@ -719,13 +719,13 @@ def quartiles(numbers: Any) -> dict[str, float]:
 
 
 def quartile_columns(numbers: Any) -> Row:
-    """Return q1, median and q3, and the interval of the median as low and high. Without numbers, all are None."""
+    """Return q1, median and q3, and the median's interval as low and high. Without numbers, all columns are None."""
     low, high = median_interval(numbers)
     return {**(quartiles(numbers) if len(numbers) else dict.fromkeys(QUARTILES)), "low": low, "high": high}
 
 
 def share_columns(hits: int, count: int, columns: Sequence[str] = ("rate", "low", "high")) -> Row:
-    """Return the share hits / count and its Wilson interval as columns. If count is 0, all are None."""
+    """Return the share hits / count and its Wilson interval as columns. If count is 0, all columns are None."""
     share = hits / count if count else None
     return dict(zip(columns, (share, *share_interval(hits, count)), strict=True))
 

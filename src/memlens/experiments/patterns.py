@@ -123,7 +123,7 @@ def band_of(pattern: ex.Row) -> str:
 
 
 def is_of_paper(pattern: ex.Row) -> bool:
-    """Return True if the pattern is a recurring word or a subject, as the paper's annotators used them."""
+    """Return True if the pattern is of a kind that the paper's annotators used: a recurring word or a subject."""
     return band_of(pattern) != SHALLOW or pattern["pattern"].partition(":")[0] in WORDINGS
 
 
@@ -217,7 +217,7 @@ def _count_prefixes(
 
 
 def _count_of_memory(filled: int, listed: list[Listed]) -> dict[str, int]:
-    """Return the numbers of a memory's prefixes by kind, of each part of `semantic`, and of the paper's kinds."""
+    """Return {name: number of a memory's prefixes} for each kind, each semantic part, and the paper's kinds."""
     shallow, implied, beyond = (
         {rank for pattern in listed if pattern.band == band for rank in pattern.ranks}
         for band in (SHALLOW, IMPLIED, BEYOND)

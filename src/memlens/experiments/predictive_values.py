@@ -49,7 +49,7 @@ BINS_SCHEMA = ex.schema(
 def compute(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = 100, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """Return the `sample` most confident values, or all values, in the order of max p, layer and memory."""
+    """Return the `sample` most confident values, or all values, sorted by max p (largest first), layer and memory."""
     table = pa.concat_tables(
         [_precisions(index, layer) for layer in ex.layers_of(index, "predictive-values", progress)]
     )

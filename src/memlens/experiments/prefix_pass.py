@@ -333,7 +333,7 @@ class Unembedding:
         self._kept = values.kept if values else None
 
     def top(self, states: Tensor) -> NDArray[np.int32]:
-        """Return top(h) of each state."""
+        """Return the token with the highest score for each state."""
         return _highest(self._scores(states))
 
     def layer(

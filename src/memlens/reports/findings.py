@@ -195,7 +195,7 @@ def _claim(judged: JudgedClaim, index: Index, tables: Tables) -> Finding:
 
 
 def _curve(judged: JudgedClaim, tables: Tables) -> Curve | None:
-    """Return the curve that shows a claim, or None if there is none."""
+    """Return the curve that shows a claim, or None if the claim has no curve."""
     experiment = EXPERIMENTS[judged.experiment]
     if experiment.picture is None or not judged.claim.curve:
         return None

@@ -29,7 +29,7 @@ class MemoryPicture:
 
 @dataclass(frozen=True)
 class PromptPicture:
-    """A prompt, and the prediction of the residual by layer."""
+    """A prompt, and what the residual predicts in each layer."""
 
     text: str
     token: str

@@ -45,7 +45,7 @@ PUBLISHED = {
 
 
 class Tables:
-    """The experiments' tables of an index by name. Each table is read once, and any of them may be missing."""
+    """The tables of an index's experiments, by name. Each table is read at most once, and any table may be missing."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
@@ -229,7 +229,7 @@ class RoleShare:
 
 @dataclass(frozen=True)
 class RoleSection:
-    """Roles, counts by layer, and the effects of silencing them."""
+    """Roles, their counts by layer, and the effects of silencing the memories with a role."""
 
     roles: list[RoleShare]
     by_layer: list[dict[str, int]]
@@ -239,7 +239,7 @@ class RoleSection:
 
 
 def role_section(index: Index) -> RoleSection | None:
-    """Return the section on roles, or None if there is no roles table. A memory with several roles counts for each."""
+    """Return the section on roles, or None if there is no roles table. Memories count for each of their roles."""
     if not index.has("roles"):
         return None
     layers = roles_by_layer(index)

@@ -207,7 +207,7 @@ def _select_memories(
 
 
 def silence_one_per_line(memories: list[MemoryId], rows: Tensor) -> dict[int, Change]:
-    """Return changes that silence memory i in line i of the batch."""
+    """Return changes that silence memory i in prompt i of the batch."""
 
     def change(m: Tensor, group: MemoryGroup, layer: int) -> Tensor:  # [batch, pos, size]
         lines = [line for line, memory in enumerate(memories) if memory.layer == layer and group.holds(memory)]

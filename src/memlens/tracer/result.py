@@ -67,7 +67,7 @@ def check_index(model: MemoryModel, index: Index) -> None:
 
 
 def _has_values_of(index: Index, model: MemoryModel) -> bool:
-    """Return True if at least half of the first values have the norms that the index lists, within 2%."""
+    """Return True if at least half of the compared values have the norms that the index lists, within 2%."""
     layer = index.layers[0]
     rows = index.sql("SELECT memory, norm FROM {values} WHERE layer = $1 AND memory < $2", [layer, _COMPARED])
     values = model.layers[layer].values_of([row["memory"] for row in rows])
