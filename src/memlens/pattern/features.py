@@ -197,7 +197,7 @@ def shapes_of(spelling: str) -> list[str]:
 
 
 def inside_shapes(spelling: str) -> list[str]:
-    """Return the shapes of a prefix that ends inside this word."""
+    """Return the shapes of a prefix that ends inside a word with this complete spelling."""
     if spelling[:1].isdigit():
         is_year = any(_SHAPES[name].fullmatch(spelling) for name in ("year", "decade"))
         return [INSIDE_NUMBER, INSIDE_YEAR] if is_year else [INSIDE_NUMBER]
@@ -212,7 +212,7 @@ def _mark(word: str) -> int:
 
 
 def _is_piece(token: str) -> bool:
-    """Return True if a token can describe the word that contains it: it has at least two letters, or is a number."""
+    """Return True if a token can describe the word that contains it, because it has two letters or is a number."""
     return token.isdigit() or (token.isalpha() and len(token) > 1)
 
 
@@ -424,7 +424,7 @@ _RATES = np.geomspace(1e-9, 20, 4000)
 
 @compiled_part
 def _add_keys_(prefixes: PrefixWords, spelled: SpellingFeatures, row: int, keys: Any, count: int) -> int:
-    """Append the keys of one prefix and return the new number of keys. Repeated n-grams have repeated keys."""
+    """Append the keys of one prefix to `keys` and return the new count. Repeated n-grams give repeated keys."""
     words, end = prefixes.words, prefixes.offsets[row + 1]
     for start in range(prefixes.offsets[row], end):
         body = np.int64(0)
@@ -472,7 +472,7 @@ def _add_keys_(prefixes: PrefixWords, spelled: SpellingFeatures, row: int, keys:
 
 @compiled_part
 def sentence_start(words: Any, marks: Any, begin: int, end: int) -> int:
-    """Return the start of the sentence in which words[begin:end] end, or -1 if it starts before these words."""
+    """Return the start of the sentence at the end of words[begin:end], or -1 if the sentence starts before `begin`."""
     start = -1 if end - begin >= WINDOW else begin
     for place in range(end - 2, begin, -1):
         if marks[words[place]] == STOP and marks[words[place - 1]] != SHORT:
@@ -485,7 +485,7 @@ def sentence_start(words: Any, marks: Any, begin: int, end: int) -> int:
 
 @compiled_part
 def _add_opening_(prefixes: PrefixWords, spelled: SpellingFeatures, begin: int, end: int, keys: Any, count: int) -> int:
-    """Append the position in the sentence. Unless it is also the last word, append the first word and its lists."""
+    """Append the position in the sentence. If the sentence has several words, append its first word and word lists."""
     start = sentence_start(prefixes.words, spelled.marks, begin, end) if end > begin else -1
     if start < 0:
         return count

@@ -50,7 +50,7 @@ from memlens.progress import Progress, no_progress
 from memlens.settings import PatternSettings
 
 _GENERAL = 0.7  # a pattern that covers at least this share of triggers belongs to every sense
-_SAME_SENSE = 0.5  # minimum overlap of two patterns of one sense, as a share of the smaller set of prefixes
+_SAME_SENSE = 0.5  # minimum share of the smaller set of triggers that a pattern and its sense have in common
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ def find_patterns(
     same = same_last_tokens(triggers.held, tokens, settings.seed)
     found, swapped = find_topics(texts, triggers, shallow, words, tokens, same, vectors, settings, progress)
     topics = _score_topics(found, texts, triggers, words, same, vectors, settings.seed)
-    # 5. content words beyond topics, and 6. next tokens beyond last tokens
+    # 5. content words that no topic explains, and 6. next tokens that no last token explains
     unexplained = drop_explained(next_tokens, triggers, texts, tokens, settings.seed, settings.rate)
     selected = []
     for m, candidates in enumerate(wordings):
@@ -171,7 +171,7 @@ def _score_topics(
     vectors: WordVectors,
     seed: int,
 ) -> dict[int, list[tuple[SemanticTopic, Scores]]]:
-    """Return the topics of each memory that held-out triggers do not refute, with their scores."""
+    """Return, by row of TriggerRows, the topics that held-out triggers do not refute, each with its scores."""
     sample = VectorWords.of(texts.sample, vectors)
     rows = np.random.default_rng([seed, 12]).integers(0, texts.sample.size, RANDOM)
     random = whole_vectors(sample, vectors, rows)

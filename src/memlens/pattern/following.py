@@ -30,9 +30,9 @@ PROMOTED = 10  # number of top tokens of a value to compare with typical next to
 
 @dataclass(frozen=True)
 class FollowingTokens:
-    """The tokens that follow the triggers of one memory, and the tokens that its value promotes."""
+    """The tokens that typically follow the triggers of one memory, and the tokens that the memory's value promotes."""
 
-    typical: tuple[tuple[int, int], ...] = ()  # pairs of a token and its number of triggers, most frequent first
+    typical: tuple[tuple[int, int], ...] = ()  # (token, number of triggers that it follows), most frequent first
     promoted: tuple[int, ...] = ()  # top tokens of the value
 
     @property

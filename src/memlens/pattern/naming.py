@@ -48,7 +48,7 @@ from memlens.stats import binomial_tail, upper_share
 
 CLEAR = 0.7
 PARTLY = 0.2
-_BROAD = 0.05  # share of random prefixes above which a pattern says little
+_BROAD = 0.05  # a pattern with a larger share of random prefixes is broad and says little
 UNCLEAR = "no clear pattern"
 _ENDINGS = 3  # number of endings to list for a memory without a clear pattern
 _JOINED = 4  # maximum number of endings in one pattern
@@ -56,7 +56,7 @@ _RAREST = 1e-3  # below this share of random prefixes, rarity does not change th
 _CONFIRMED = 2  # minimum share of held-out triggers, as a multiple of the share of random prefixes
 _MOSTLY = 0.5  # share of a pattern's prefixes that counts as most of them
 _PLACES = {"before": "before", "opening": "sentence", "early": "sentence", "inside": "sentence"}
-_ORDER = ("last", "before", "", "sentence", "semantic", NEXT)  # order of patterns in a name, by what they describe
+_ORDER = ("last", "before", "", "sentence", "semantic", NEXT)  # order of the patterns in a name, by Pattern.about
 _UNLIKELY = 1e-4  # highest p-value of a content word that describes a subject
 
 
@@ -93,7 +93,7 @@ class Pattern:
         return -(sure if held is None else (sure + max(2 * held - 1, 0.0)) / 2), self.name
 
     def confidence(self, triggers: int) -> float:
-        """Return the share of triggers with the pattern beyond chance, from 0 to 1, times 1 - q."""
+        """Return (1 - q) times the share of triggers that have the pattern beyond chance, from 0 to 1."""
         beyond = (self.members.bit_count() / triggers - self.share) / max(1 - self.share, 1e-9)
         return max(beyond, 0.0) * (1 - self.q)
 
@@ -113,7 +113,7 @@ class Pattern:
         return min(found, self.scores.auroc) if is_scored and self.scores.auroc is not None else found
 
     def information(self, rate: float) -> float:
-        """Return how much the pattern says at this rate: the divergence from random prefixes, in nats."""
+        """Return the information of the pattern at this rate: the divergence from random prefixes (step 4), in nats."""
         share = min(max(self.share, _RAREST), 1 - 1e-9)
         rate = min(max(rate, share), 1 - 1e-9)
         return rate * log(rate / share) + (1 - rate) * log((1 - rate) / (1 - share))
@@ -132,7 +132,7 @@ class Describer:
         self.vocabulary = vocabulary
 
     def wording(self, candidate: Candidate, rows: NDArray[np.int64], scores: Scores) -> Pattern:
-        """Describe a candidate of a memory. `rows` are its triggers by rank."""
+        """Describe a candidate of a memory. `rows` are the memory's triggers by rank."""
         feature, further = candidate.feature, max(candidate.count * self.times - candidate.size, 0.0)
         if feature.kind == NEXT:
             text = self.vocabulary[candidate.token]
@@ -172,7 +172,7 @@ class Describer:
         )
 
     def topic(self, topic: SemanticTopic, rows: NDArray[np.int64], scores: Scores) -> Pattern:
-        """Describe a topic of a memory. `rows` are its triggers by rank."""
+        """Describe a topic of a memory. `rows` are the memory's triggers by rank."""
         numbers = [self.vectors.numbers[row] for row in topic.words]
         name = f"topic:{' '.join(sorted(self.texts.words.texts[number] for number in numbers))}"
         described = f"about: {', '.join(self._spell(numbers, rows[ranks_of(topic.members)]).values())}"
@@ -188,7 +188,7 @@ class Describer:
         return Pattern(name, "semantic", described, subject.members, subject.share, subject.q, subject.scores)
 
     def _typical_words(self, rows: NDArray[np.int64]) -> list[int]:
-        """Return content words that at least three of these prefixes contain, and more of them than random prefixes."""
+        """Return content words that are in at least three of these prefixes, and in more of them than expected."""
         prefixes = self.texts.prefixes
         words = (np.unique(prefixes.words[prefixes.offsets[row] : prefixes.offsets[row + 1]]) for row in rows.tolist())
         found, times = np.unique(np.concatenate(list(words)), return_counts=True)

@@ -118,7 +118,7 @@ def order_by_likeness(index: Index, layer: int) -> NDArray[np.int64]:
 
 
 def _shared_items(index: Index, layer: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return two columns: memories of the layer, and the numbers of their triggers or promoted tokens."""
+    """Return two columns with a row per trigger or promoted token: the memory, and the number of this item."""
     import numpy as np
 
     triggers = index.arrays(
@@ -278,7 +278,7 @@ class AlikeSets:
         self.owners = _group_by(entries, owners, int(entries.max(initial=-1)) + 1)
 
     def of(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the numbers of other sets with a Jaccard index of at least `least`, and these Jaccard indexes."""
+        """Return the numbers of other sets whose Jaccard index with this set is at least `least`, and the indexes."""
         import numpy as np
 
         owners = np.concatenate([self.owners[entry] for entry in self.entries[number]])

@@ -147,7 +147,10 @@ def find_state_subjects(
 
 
 def _false_discovery_rates(numbers: NDArray[np.float64], decoys: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the false discovery rate at each of `numbers`, estimated from decoys. It never rises with the number."""
+    """Return the false discovery rate at each of `numbers`, estimated from decoys.
+
+    The rate never increases with the number.
+    """
     order = np.argsort(numbers, kind="stable")
     ascending = numbers[order]
     reached, fakes = (1 - np.searchsorted(np.sort(own), ascending) / len(own) for own in (numbers, decoys))

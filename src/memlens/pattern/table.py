@@ -96,7 +96,7 @@ def compute_patterns(
     progress: Progress = no_progress,
     **options: Any,
 ) -> None:
-    """Find patterns and write the tables.
+    """Find the patterns of all memories and write the tables of patterns and names.
 
     Args:
         index: The index.
@@ -159,7 +159,7 @@ def _time_patterns(source: tuple[PatternSettings, StateSubjects | None], folder:
 def make_patterns(
     index: Index, settings: PatternSettings, progress: Progress = no_progress, subjects: StateSubjects | None = None
 ) -> PatternTables:
-    """Return the tables without writing them. `subjects` are subjects that were found in the model's states."""
+    """Return the tables without writing them. `subjects` are the subjects that were found in the model's states."""
     from memlens.pattern.find import find_patterns
 
     upper = find_patterns(index, settings, progress, subjects=subjects.by_memory if subjects else {})

@@ -421,8 +421,8 @@ def _variance(mean: Any, count: int) -> float:
 def _amounts(words: VectorWords, tokens: LastTokens, before: TextBefore, vectors: WordVectors) -> tuple[Any, Any]:
     """Return the two sums of the least-squares fit of TextBefore.amounts, by size class.
 
-    The first is the sum of products of the second sample with mean vectors, the second is the sum of squared lengths of
-    these mean vectors.
+    The first sum is over products of mean vectors with vectors of the second sample. The second sum is over squared
+    lengths of these mean vectors.
     """
     products, squares = np.zeros(len(SIZES)), np.zeros(len(SIZES))
     mean, one, nothing = np.empty(before.vectors.shape[1]), np.empty(1, np.int64), np.empty(0, np.int32)
@@ -449,7 +449,7 @@ def _pair_sums(
     sets: Any, owners: Any, words: VectorWords, tokens: LastTokens, before: TextBefore, excluded: ExcludedWords,
     vectors: WordVectors,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
-    """Return S of each set of prefixes, the factor by which its deviation grows, and its prefixes by size class.
+    """Return, for each set of prefixes, S, the factor that scales its deviation, and its prefixes by size class.
 
     `sets` [sets, t] are rows of prefixes, -1 for none. `owners` [sets] are the memories whose words are excluded.
     """
@@ -607,7 +607,7 @@ class Coherence:
     def _pair_moments(
         self, pairs: NDArray[np.int64], owners: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the mean and variance of the product of a pair, by the size classes of its two prefixes."""
+        """Return the mean and variance of a . b over pairs of prefixes, by the size classes of the two prefixes."""
         sums, _, classes = self._pair_sums(pairs, owners)
         both = classes.sum(1) == 2
         sums, classes = sums[both], classes[both]

@@ -25,7 +25,7 @@ from memlens.index.reader import Index
 KINDS = ("shallow", "semantic")  # kinds of patterns of prefixes, as in the paper
 NEXT = "next"  # kind of a pattern of next tokens, which follow the prefix
 GROUNDED = 3  # minimum number of prefixes of a pattern, as in the paper
-HELD = 25  # number of held-out triggers, which rank below those in which patterns are found
+HELD = 25  # number of held-out triggers, which rank below the triggers in which patterns are found
 ENOUGH = 10  # minimum number of held-out triggers to test a pattern
 WINDOW = 64
 UNKNOWN = 0  # word number of all words that do not fit into the vocabulary; patterns never contain it
