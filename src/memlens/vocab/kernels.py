@@ -279,7 +279,7 @@ Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (vectors [rows, 
 
 
 def score_blocks(vectors: torch.Tensor, score: Score, vocabulary: int) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-    """Yield blocks of rows with their scores [rows, vocabulary]. The next block overwrites the scores."""
+    """Yield blocks of rows with their scores [rows, vocabulary]. Each block overwrites the scores of the last block."""
     step = min(rows_per_block(vocabulary), len(vectors))
     place = torch.empty(step, vocabulary, device=vectors.device, dtype=at_least_float32(vectors[:0]).dtype)
     for first in range(0, len(vectors), step):
@@ -308,7 +308,7 @@ def use_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def thread_pool() -> Iterator[ThreadPoolExecutor | None]:
-    """Yield a pool with as many threads as torch uses, or None if it uses only one."""
+    """Yield a pool with as many threads as torch uses, or None if torch uses only one thread."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield None

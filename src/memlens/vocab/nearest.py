@@ -30,7 +30,7 @@ SIDES: tuple[Side, ...] = get_args(Side)
 
 @dataclass(frozen=True)
 class NearMemory:
-    """A memory and the cosine of its key or value with that of another memory."""
+    """A memory, and the cosine between its key or value and the key or value of the given memory."""
 
     name: MemoryId
     cosine: float

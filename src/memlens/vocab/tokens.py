@@ -90,7 +90,7 @@ def undertrained(embedding: NDArray[np.float32], counts: NDArray[np.int64]) -> N
         direction = unit[near].sum(0)
         close = unit @ (direction / max(float(np.linalg.norm(direction)), 1e-9)) > ALIKE
         near = close & (counts == 0)
-    is_shared = near.sum() >= max(3, (close & often).sum())  # otherwise, frequent tokens have this direction as well
+    is_shared = near.sum() >= max(3, (close & often).sum())  # otherwise, frequent tokens share this direction
     norms = np.linalg.norm(embedding, axis=1)
     mask: NDArray[np.bool_] = (close & is_shared) | (rare & (norms < norms[often].min() / 2))
     return mask
