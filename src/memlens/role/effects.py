@@ -205,7 +205,7 @@ def _draw_prefixes(index: Index, sample: int, random: np.random.Generator) -> Ta
 def _find_suppressing(index: Index, random: np.random.Generator) -> tuple[Group, TargetPrefixes]:
     """Return token memories whose value demotes their token, each with its best trigger that ends with this token.
 
-    If there are more than MOST such memories, returns a random sample of them.
+    If there are more than MOST such memories, the result is a random sample of them.
     """
     rows = index.sql(
         """SELECT r.layer, r.memory, r.token, arg_min(c.tokens[:t.position + 1], t.rank) AS tokens FROM {roles} r

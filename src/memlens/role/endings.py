@@ -88,9 +88,9 @@ def count_endings(memory: Ints, before: Ints, last: Ints, memories: int) -> dict
 
 
 def _commonest(memory: Ints, ending: Ints, triggers: Ints) -> tuple[Ints, Ints, NDArray[np.float64]]:
-    """Return each memory's most common ending, the number of triggers with it, and the share of common endings.
+    """Return three columns: each memory's most common ending, the number of triggers with it, and a share of triggers.
 
-    The last result is the share of triggers that have one of the TOKENS most common endings.
+    The share counts triggers that have one of the memory's TOKENS most common endings.
     """
     both, times = np.unique(np.stack([memory, ending]), axis=1, return_counts=True)
     order = np.lexsort((both[1], -times, both[0]))  # by memory, then by count (highest first), then by ending

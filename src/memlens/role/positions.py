@@ -60,8 +60,8 @@ def p_of_positions(fired: Counts, prefixes: Counts, sentences: Counts) -> NDArra
     """Return p-values [n] of the hypothesis that the activation frequency does not depend on position.
 
     This is a likelihood-ratio test of one rate for each range of positions against one rate for all ranges. Prefixes of
-    one sentence are not independent, so each sentence counts as a single observation. If the prefixes are independent,
-    p is too high.
+    one sentence are not independent, so each sentence counts as a single observation. The test is conservative: if the
+    prefixes are independent after all, p is too high.
     """
     from scipy.special import chdtrc
 
@@ -82,4 +82,4 @@ def _divergence(rates: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArr
     from scipy.special import rel_entr
 
     divergence = rel_entr(rates, whole) + rel_entr(1 - rates, 1 - whole)
-    return np.maximum(divergence, 0.0)  # rounding errors can make it slightly negative
+    return np.maximum(divergence, 0.0)  # rounding errors can make the divergence slightly negative

@@ -144,7 +144,7 @@ def _tables(columns: dict[str, Any], has: dict[str, Any], q: dict[str, Any]) -> 
 
 @dataclass(frozen=True)
 class LayerRoles:
-    """The number of a layer's memories with each role. A memory with several roles counts for each of them."""
+    """The number of a layer's memories with each role. A memory with several roles counts once for each role."""
 
     layer: int
     memories: int
@@ -188,7 +188,7 @@ class RoleEffect:
 
 
 def write_effects(index: Index, effects: Sequence[RoleEffect], seed: int) -> None:
-    """Write effects.parquet with the checksums of the roles and values that it was computed from."""
+    """Write effects.parquet, and record the checksums of the roles and values from which effects were computed."""
     rows = pa.Table.from_pylist([asdict(effect) for effect in effects], EFFECTS_SCHEMA)
     made_from = {name: index.manifest.sha256(name) for name in ("roles", "values")}
     index.write({"effects": (EFFECTS_SCHEMA, [rows])}, lambda: {"effects": {"seed": seed, "from": made_from}})
