@@ -38,7 +38,7 @@ _TRIGGERS, _TOKENS = 3, 8  # triggers and tokens listed for each side
 
 @dataclass(frozen=True)
 class MemorySide:
-    """One memory as described by one index."""
+    """What one index records about one memory."""
 
     memory: MemoryId
     coefficient: float | None  # largest coefficient; None without triggers
@@ -52,7 +52,7 @@ class MemorySide:
 
 @dataclass(frozen=True)
 class MemoryChange:
-    """One memory and its partner in the other index."""
+    """The overlaps between one memory and its partner in the other index or layer, with both memories."""
 
     change: float  # from 0 (nothing changed) to 1 (everything changed)
     triggers: Overlap  # prefixes by text and position; weights are |coefficients|

@@ -97,7 +97,7 @@ class ListQuery:
     depth: int = 0
 
     def read(self, index: Index, layers: Sequence[int], memories: range) -> KeyLists:
-        """Return the lists of a range of memories in some layers. Owners are numbered over all these layers."""
+        """Return the lists of a range of memories in some layers. Owners are numbered layer after layer."""
         condition = f"t.memory >= {memories.start} AND t.memory < {memories.stop}"
         rows = index.arrays(
             self._sql("hash(", "hash(key)", f"t.layer IN ({', '.join(map(str, layers))}) AND {condition}")
@@ -213,7 +213,7 @@ def _in_order(rows: IntArray, count: int) -> IntArray:
 
 
 def _ranges(owners: IntArray, times: IntArray, count_a: int, count_b: int) -> list[tuple[int, int]]:
-    """Return ranges of a's memories whose pairs fit in memory. Each range has at least one memory."""
+    """Return ranges of a's memories whose pairs fit in RAM. Each range has at least one memory."""
     work = np.bincount(owners, times, count_a) + count_b
     part = (np.cumsum(work) // _PAIRS_AT_ONCE).astype(np.int64)
     edges = np.flatnonzero(np.diff(part, prepend=-1, append=-1)).tolist() if count_a else []
