@@ -91,7 +91,7 @@ class AnnotationLog:
     def read(self) -> tuple[dict[str, Event], list[int]]:
         """Return {key: event} in the order of the log, and the line numbers of damaged lines.
 
-        The file is read only if it has changed since the last call. Otherwise, the same objects are returned.
+        The file is read only if it has changed since the last call. Otherwise, the last result is returned again.
         """
         with self._reading:
             try:

@@ -174,7 +174,7 @@ class Note:
 
     @classmethod
     def read(cls, event: Event) -> Note:
-        """Return the note in an event. Raises one of CONTENT_ERRORS for other events."""
+        """Return the note in an event. Raises one of CONTENT_ERRORS if the event is not a note."""
         lists = tuple(require_type(name, str) for name in require_type(event.content["lists"], list))
         name, note = (require_type(event.content[part], str) for part in ("name", "note"))
         star = require_type(event.content["star"], bool)
@@ -339,7 +339,7 @@ class Annotations:
         return hashlib.sha256("\n".join(keys).encode()).hexdigest() if keys else None
 
     def list_problems(self) -> list[str]:
-        """Return a sentence about damaged lines, if there are any, and one about unknown events, if there are any."""
+        """Return a sentence about damaged lines and a sentence about unknown events, each only if there are any."""
         damaged = self._log.read()[1]
         return [*describe_damage(damaged), *_describe_unknown(self._state)]
 
