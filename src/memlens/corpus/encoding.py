@@ -35,10 +35,10 @@ ROWS = pa.schema(
         ("cut", pa.int32()),
     ]
 )
-MOST_PROCESSES = 16  # more processes would only wait for this one, which reads and writes
+MOST_PROCESSES = 16  # more processes would only wait for the main process, which reads and writes
 _FIRST, _CHUNK = 1 << 14, 1 << 18  # characters in the first chunk; later chunks double in size up to _CHUNK
 _LONG, _LONG_TOKENS = 1 << 22, 1 << 20  # processes start only for a corpus of at least this size and token limit
-_PASSAGE = 64  # characters added to the size of each passage for the name of its source
+_PASSAGE = 64  # size that a passage is assumed to have in addition to its text, for the name of its source
 
 
 class Encoder(Protocol):
@@ -49,9 +49,9 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class EncodedChunk:
-    """Encoded sentences, which have no ids yet."""
+    """The encoded sentences of a chunk of text, which have no ids yet."""
 
-    rows: pa.RecordBatch  # with the columns of ROWS, which Sentence explains
+    rows: pa.RecordBatch  # columns as in ROWS, explained in `Sentence`
     read: int  # bytes of the UTF-8 text that the sentences were cut from
 
 
@@ -126,7 +126,7 @@ def _up_to(chunks: Generator[EncodedChunk, None, None], max_tokens: int | None) 
     with closing(chunks):
         for chunk in chunks:
             ends = chunk.rows.column("tokens").offsets.to_numpy()[1:]
-            so_far = total + ends.astype(np.int64)  # the sum over all chunks may not fit in an int32
+            so_far = total + ends.astype(np.int64)  # int64, because the sum over all chunks may exceed an int32
             if max_tokens is not None and len(so_far) and so_far[-1] >= max_tokens:
                 count = int(np.searchsorted(so_far, max_tokens)) + 1
                 yield EncodedChunk(chunk.rows.slice(0, count), chunk.read)

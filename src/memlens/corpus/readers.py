@@ -48,7 +48,7 @@ class SourceFile:
     path: Path
     name: str  # name in the index, relative to the source folder with "/", so that it is the same on every machine
     kind: str  # one of KINDS
-    compression: str  # one of COMPRESSIONS or ""
+    compression: str  # one of COMPRESSIONS, or "" for none
 
     @property
     def label(self) -> str:
@@ -74,7 +74,7 @@ def list_files(source: str) -> Iterator[SourceFile]:
         else:
             raise CorpusError(f"'{printable(str(root))}' has an unknown file type; memlens reads {_READABLE}")
     except OSError as problem:
-        # report folders that cannot be listed; the reader reports files that cannot be opened
+        # a folder cannot be listed; files that cannot be opened are reported by the reader
         place = printable(str(problem.filename or source))
         raise CorpusError(f"'{place}' cannot be read: {problem.strerror}; check the path and its permissions") from None
 
@@ -201,7 +201,7 @@ def _split_lines(chunks: Iterator[bytes], *, blank: bool = True) -> Iterator[tup
     """Yield (number, line) for each line, counted from 1.
 
     If `blank` is False, a chunk of empty lines is skipped without splitting it, because a small .gz file can contain
-    millions of them.
+    millions of empty lines.
     """
     pending: list[bytes] = []  # the pieces of a line that began in an earlier chunk
     number, size = 1, 0
@@ -284,7 +284,7 @@ def read_whole(file: SourceFile) -> Iterator[Passage]:
 
 
 def read_for_blocks(file: SourceFile) -> Iterator[Passage]:
-    """Yield a .txt file as one document, or as several documents, split at line ends, if it is long."""
+    """Yield a .txt file as one document. A long file is split at line ends into several documents."""
     lines: list[str] = []
     first, size = 1, 0
     for number, line in read_lines(file):
@@ -328,7 +328,7 @@ def read_parquet(file: SourceFile, column: str) -> Iterator[Passage]:
 
     number = 0
     try:
-        # with a buffer, pyarrow reads a column chunk page by page
+        # with a buffer, pyarrow reads a column chunk page by page, which bounds memory
         with _seekable(file) as stream, ParquetFile(stream, buffer_size=1 << 16, pre_buffer=False) as table:
             _check_column(table.schema_arrow, column, file)
             for batch in table.iter_batches(
@@ -393,7 +393,7 @@ def _as_text(scalar: Any, place: str) -> object:
 
 
 def pick_column(record: dict[str, Any], column: str, place: str) -> object:
-    """Return the record's value in this column. Raises a CorpusError that lists all columns if it is missing."""
+    """Return the record's value in this column. Raises a CorpusError with all columns if the column is missing."""
     if column not in record:
         columns = printable(", ".join(map(str, record)))[:200] or "none"
         raise CorpusError(f"{place}: no column '{column}'; choose one of its columns with --column: {columns}")

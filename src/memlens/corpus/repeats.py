@@ -2,7 +2,7 @@
 
 1. DuckDB sorts the sentences by their tokens and then by id, on disk if they do not fit in memory.
 2. One pass over the sorted sentences computes how many tokens neighbors share.
-3. A stack turns this into the longest prefix that each sentence shares with any earlier one.
+3. From these numbers, a stack computes the longest prefix that each sentence shares with any earlier sentence.
 
 Tokens are compared as bytes. The order of bytes is not the numeric order, but sentences with a common prefix are still
 neighbors.
@@ -40,10 +40,10 @@ def find_repeats(
     dedup: str,
     check_stop: Callable[[], None] = lambda: None,
 ) -> NDArray[np.int32]:
-    """Return the length of the longest prefix that each sentence shares with an earlier one, [count].
+    """Return the length of the longest prefix that each sentence shares with an earlier sentence, [count].
 
     One number per sentence is enough: if the first n tokens occurred before, so did all shorter prefixes. With dedup
-    "sentence", the number is the length of the sentence if an earlier one is identical, else 0.
+    "sentence", the number is the length of the sentence if an earlier sentence is identical, else 0.
 
     Args:
         chunks: Sentence ids and the int32 tokens of each sentence as bytes.
@@ -75,7 +75,7 @@ def find_repeats(
 
 
 def _shared_lengths(database: duckdb.DuckDBPyConnection, check_stop: Callable[[], None]) -> Iterator[Ints]:
-    """Yield [3, n] arrays of sorted sentences: id, length, and length of the prefix shared with the previous one."""
+    """Yield [3, n] arrays of sorted sentences: id, length, and length of the prefix shared with the sentence before."""
     check_stop()
     reader = database.sql("SELECT id, tokens FROM sentences ORDER BY tokens, id").to_arrow_reader(_ROWS)
     previous = np.zeros(0, np.int32)
@@ -91,8 +91,8 @@ def _shared_lengths(database: duckdb.DuckDBPyConnection, check_stop: Callable[[]
 def _shared_with_previous(tokens: NDArray[np.int32], lengths: Ints) -> Ints:
     """Return the length of the prefix that each sentence shares with the previous sentence.
 
-    All pairs of neighbors that agree so far are compared at one position at a time. When few pairs are left, each pair
-    is compared on its own.
+    All pairs of neighbors that agree so far are compared at one position at a time. When few such pairs are left, they
+    are compared one pair at a time.
     """
     shared = np.zeros(len(lengths), np.int64)
     begins = np.cumsum(lengths) - lengths
@@ -112,15 +112,15 @@ def _shared_with_previous(tokens: NDArray[np.int32], lengths: Ints) -> Ints:
 
 
 def _longest_shared(batches: Iterable[Ints]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield sentence ids, and the length of the longest prefix that each shares with any sentence of lower id.
+    """Yield sentence ids, and the length of the longest prefix that each sentence shares with any of lower id.
 
     In sorted order, the number of tokens that two sentences share is the minimum over the neighbors between them. The
     longest shared prefix is therefore shared with the nearest sentence of lower id to the left or to the right.
 
-    The stack holds sentences in ascending order of id. Each has a link: the number of tokens that it shares with the
-    sentence below it. Links ascend as well. If a new sentence shares no more tokens with the top sentence than the
-    top's link, it shares the same number of tokens with the sentence below the top, which has a lower id. The same
-    holds for all sentences after the new one, so the top is finished.
+    The stack holds sentences in ascending order of id. Each sentence has a link: the number of tokens that it shares
+    with the sentence below it. Links ascend as well. Suppose that a new sentence shares no more tokens with the top
+    sentence than the top's link. Then it shares the same number of tokens with the sentence below the top, which has a
+    lower id. The same holds for all sentences after the new one, so the top is finished.
     """
     ids, links = [-1], [-1]  # a sentinel, so that the stack is never empty
     for batch in batches:
@@ -142,7 +142,7 @@ def _longest_shared(batches: Iterable[Ints]) -> Iterator[tuple[list[int], list[i
 
 
 def _identical(batches: Iterable[Ints]) -> Iterator[tuple[Ints, Ints]]:
-    """Yield ids and lengths of sentences that equal an earlier one. Equal sentences are neighbors in sorted order."""
+    """Yield ids and lengths of sentences that equal an earlier sentence. Equal sentences are neighbors when sorted."""
     previous_length = -1
     for ids, lengths, shared in batches:
         is_same = (shared == lengths) & (shared == np.concatenate(([previous_length], lengths[:-1])))

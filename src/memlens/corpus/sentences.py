@@ -8,7 +8,7 @@
 Units are stripped of surrounding whitespace, and blank units are skipped. A Sentence is the text that the model reads
 at once: a sentence, line, document or block. The id of a sentence depends only on the corpus and the corpus settings.
 Batches depend only on their sentences, so a scan gives the same bytes on every machine. Rows are padded on the right
-with token 0. In a causal model, earlier positions cannot attend to it.
+with token 0. In a causal model, earlier positions cannot attend to padding.
 """
 
 import hashlib
@@ -86,7 +86,7 @@ def cut_units(passages: Iterable[Passage], settings: CorpusSettings) -> Iterator
 
 
 def cut_sentences(line: str, language: str) -> Iterator[str]:
-    """Yield the sentences of a line. Joined together, they give the line unchanged.
+    """Yield the sentences of a line. The joined sentences are the unchanged line.
 
     sentencex 1.0 panics at a wide space between a capital letter and a full stop. Wide spaces are therefore replaced by
     plain ones, and the original line is cut at the lengths that sentencex returns.
@@ -222,7 +222,7 @@ def _cut_blocks(unit: Passage, pieces: Iterable[EncodedText], block: int) -> Ite
     remaining tokens of the character are in the next block and end at offset 0 of that block's text.
     """
     begin = 0
-    ids: list[int] = []  # tokens of incomplete blocks; the last block gets the rest of the text
+    ids: list[int] = []  # tokens that are not in a block yet; the last block gets the rest of the text
     ends: list[int] = []
     for encoded in pieces:
         ids += encoded.ids
@@ -247,7 +247,7 @@ def corpus_fingerprint(settings: CorpusSettings) -> str:
             entries.append(["hub", str(spec), hub_fingerprint(spec)])
         else:
             entries.extend(["file", file.name, _digest(file)] for file in list_files(source))
-    # JSON separates the parts, so that different corpora are hashed as different strings
+    # as JSON, so that different entries never give the same string
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
@@ -277,7 +277,7 @@ class ScanSentence:
     fresh_from: int = 0
 
 
-_SMALLEST = 8  # a batch may be closed early if it fills at least 1/8 of its maximum places
+_SMALLEST = 8  # a batch may be closed early if it fills at least one eighth of `batch_tokens`
 _LEAST_FILL = 0.96  # minimum share of places with tokens; a batch is closed before it falls below this share
 
 
@@ -291,7 +291,7 @@ class Batch:
 
 
 def cut_batches(sentences: Sequence[tuple[int, np.ndarray]], batch_tokens: int, bos: int | None) -> list[Batch]:
-    """Divide sentences (id, tokens) into batches. Longer sentences come first, then lower ids.
+    """Divide sentences (id, tokens) into batches. Longer sentences come first, and equally long ones by id.
 
     A batch has at most `batch_tokens` places, including padding and BOS, but always at least one sentence. A batch that
     is large enough for a forward pass is closed early if the next sentence would need too much padding.

@@ -2,8 +2,8 @@
 
     corpus.parquet       sentence, text, tokens, ends, source, cut
     tokens.bin           all tokens, one sentence after another, int32
-    offsets.bin          position of each sentence in tokens.bin, and the end of the last one, int64
-    fresh_from.bin       first new position of each sentence, int32
+    offsets.bin          position of each sentence in tokens.bin, and the end of the last sentence, int64
+    fresh_from.bin       first new position of each sentence (shorter prefixes are repeats), int32
     corpus.json          counts and checksums; written last, so the text is complete if this file exists
     batches.npz          number of batches in each window, computed from the other files
 
