@@ -305,7 +305,7 @@ def values(
 
     Args:
         index: An Index or its folder.
-        model: The scanned model or its current location. None loads it from where it was scanned.
+        model: The scanned model or its current location. None loads the model from the location that the scan used.
         progress: Called with the name of the step, the completed work and the total.
         **options: Fields of ValueSettings (top=50, reading, vocabulary="all") and RunSettings (threads, executor, ...).
 
@@ -313,7 +313,7 @@ def values(
         The index.
 
     Raises:
-        ModelError: The model is not the one that was scanned, or cannot be loaded.
+        ModelError: The model is not the scanned model, or cannot be loaded.
 
     Example:
         >>> memlens.values(index, model=model, top=5, threads=1).has("values")
@@ -346,8 +346,8 @@ def patterns(
         index: An Index or its folder.
         model: The scanned model or its current location. It is needed only if `states` is True. None loads it from
             where it was scanned or, if that fails, finds patterns without states.
-        states: If True, also run the model on the triggers and compare its final states there. This finds subjects that
-            the words alone do not show.
+        states: If True, also run the model on the triggers and compare its final states. This finds subjects that the
+            words alone do not show.
         progress: Called with the name of the step, the completed work and the total.
         **options: Fields of PatternSettings: top, rate, background, seed.
 
@@ -390,7 +390,7 @@ def roles(
 
     Args:
         index: An Index or its folder.
-        model: The scanned model or its current location. None loads it from where it was scanned.
+        model: The scanned model or its current location. None loads the model from the location that the scan used.
         progress: Called with the name of the step, the completed work and the total.
         **options: Fields of RoleSettings: rate, seed.
 
@@ -430,7 +430,7 @@ def experiment(
         names: Names of experiments. "all" runs every experiment that the index supports and then "shuffled", which
             measures the paper's claims in networks with shuffled weights as a baseline (see `null_tokens`).
         validation: Corpus to draw prefixes from. None draws them from the scanned corpus.
-        model: The scanned model or its current location. None loads it from where it was scanned.
+        model: The scanned model or its current location. None loads the model from the location that the scan used.
         intervention: Edits of coefficients, such as a saved circuit. Experiments on prefixes are run with these edits,
             in this process, and nothing is written to the index.
         progress: Called with the name of the step, the completed work and the total.
@@ -531,7 +531,7 @@ def site(
         layers: Layers to include, as a string such as "0-5,11" or as numbers. None includes all layers.
         top: Number of top triggers, and of bottom triggers, to include per memory.
         circuits: Files of saved circuits to include.
-        force: Write even if the folder contains files, or the file is one, that memlens did not write.
+        force: Write even if memlens did not write the files in the folder, or the existing .zip file.
         progress: Called with the name of the step, the completed work and the total.
 
     Returns:

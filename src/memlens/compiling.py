@@ -1,7 +1,7 @@
 """Compiled functions, the cache folder for their machine code, and a sort for use in compiled functions.
 
-numba recompiles a function if its own file changes, but not if it calls a compiled function of another file that
-changes. The name of the cache folder therefore contains a hash of all memlens files with compiled functions:
+numba recompiles a function if its own file changes, but not if another file changes whose compiled functions it calls.
+The name of the cache folder therefore contains a hash of all memlens files with compiled functions:
 $NUMBA_CACHE_DIR/memlens-HASH if that variable is set, otherwise ~/.cache/memlens/numba/HASH. If the home folder is not
 writable, a folder in the system's temporary folder is used.
 

@@ -48,12 +48,12 @@ _ADVICE = {
 }
 
 _MAKE_AGAIN = "start over with --fresh"
-_JSON_LIMIT = 256 << 20  # limit for the size of JSON documents, far above that of a manifest or plan
+_JSON_LIMIT = 256 << 20  # maximum bytes of a JSON document; manifests and plans are far smaller
 
 
 @contextmanager
 def explain_os_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError into a FilesError that says what to do."""
+    """Turn an OSError inside the block into a FilesError that tells the user what to do."""
     try:
         yield
     except MemlensError:
@@ -115,7 +115,7 @@ def read_limited(path: Path, limit: int) -> bytes:
 def read_json(path: Path, advice: str = _MAKE_AGAIN) -> dict[str, Any]:
     """Read a JSON object from a file.
 
-    Raises FilesError if that fails. The message for damaged content ends with `advice`.
+    Raises FilesError if the file cannot be read. The message for damaged content ends with `advice`.
     """
     try:
         content = json.loads(read_limited(path, _JSON_LIMIT))
@@ -202,7 +202,10 @@ FileStamp = tuple[int, int, int, int]
 
 
 def file_stamp(path: Path) -> FileStamp | None:
-    """Return the size, timestamps and inode of a file, or None if it does not exist. They change if it is replaced."""
+    """Return the size, timestamps and inode of a file, or None if it does not exist.
+
+    At least one of these numbers changes if the file is replaced.
+    """
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -217,7 +220,7 @@ def is_intact(path: Path, facts: FileFacts | None) -> bool:
 
 @contextmanager
 def lock_for_writing(lock: Path) -> Iterator[None]:
-    """Hold a folder's lock file inside the block. Raises FilesError immediately if another process holds it."""
+    """Hold a folder's lock inside the block. Raises FilesError immediately if another process holds the lock."""
     file_lock = FileLock(lock)
     with explain_os_errors(lock):
         try:
@@ -291,7 +294,7 @@ def refuse_output(path: Path, is_ours: Callable[[bytes], bool], *, force: bool =
 
 
 def refuse_content(path: Path, is_ours: Callable[[bytes], bool], *, force: bool = False) -> None:
-    """Raise OutputError if writing the file would replace a user's file. The folder is not checked."""
+    """Raise OutputError if writing the file would replace a user's file. The file's folder is not checked."""
     _refuse_kind(path)
     if path.is_dir():
         raise OutputError(f"{path} is a folder; name a file")

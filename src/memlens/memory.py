@@ -1,7 +1,7 @@
 """Shared records: names of memories, experts and roles, Prefix, Trigger, EncodedText.
 
-Layers, memories, ranks and positions count from 0. The paper counts layers and memories from 1, so its k^5_895 is
-`L4N894` here. Positions count the tokens of a sentence without BOS.
+Layers, memories, ranks and positions count from 0. The paper counts layers and memories from 1, so the paper's
+k^5_895 is `L4N894` in memlens. Positions count the tokens of a sentence without BOS.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ExpertId(_NamedRecord):
 
     @property
     def beginning(self) -> str:
-        """Return the common prefix of the names of its memories: `L3N`, `L3E5N`."""
+        """Return the text with which the names of the expert's memories begin: `L3N`, `L3E5N`."""
         return f"{self}N"
 
     @property
@@ -92,7 +92,7 @@ class MemoryId(_NamedRecord):
     """The name of one memory: `L3N51` (or `L3D51`), `L3E5N20` in a routed expert, `L3S0N20` in a shared expert.
 
     `memory` counts from 0 in each expert. In tables and tensors, the numbers run through all memories of the layer.
-    MemoryNames converts between the two.
+    MemoryNames converts between names and these numbers.
 
     Example:
         >>> memlens.MemoryId.parse("L3E5N20").expert
@@ -111,7 +111,7 @@ class MemoryId(_NamedRecord):
         """Return the memory with this name.
 
         Args:
-            name: A name like "L3N51", "L3E5N20" or "L3S0N20". Capitals do not matter.
+            name: A name like "L3N51", "L3E5N20" or "L3S0N20". Case does not matter.
 
         Returns:
             The memory.
@@ -176,7 +176,8 @@ class GroupShape:
 class MemoryNames:
     """Conversion between the names of memories and their numbers in tables and tensors.
 
-    Within a layer, dense memories have the lowest numbers, then shared ones, then routed ones.
+    Within a layer, the memories of the dense block have the lowest numbers, then those of shared experts, then those of
+    routed experts.
     """
 
     def __init__(self, layers: Mapping[int, Sequence[GroupShape]], of: str = "") -> None:

@@ -1,7 +1,7 @@
 """`analyze` and `demo` run all stages in one folder: scan, values, patterns, roles, experiments and report.
 
-`repair` runs the stages whose tables are damaged. All three can be interrupted, and resume when they are called again.
-A stage is skipped if its result is already complete:
+`repair` runs the stages whose tables are damaged. All three functions can be interrupted, and resume when they are
+called again. A stage is skipped if its result is already complete:
 
     scan          the manifest exists and has the same plan
     values        the tables are intact and have the same settings
@@ -188,7 +188,7 @@ class _Sampling:
     text: CorpusSettings | None
 
     def check(self) -> None:
-        """Raise an error if an experiment or stop word list is unknown, a sample size invalid, or the text missing."""
+        """Raise an error for an unknown experiment or stop word list, an invalid sample size, or a missing text."""
         find_experiments(list(self.samples))
         for sample in self.samples.values():
             replace(self.settings, sample=sample)
@@ -215,7 +215,7 @@ class _Sampling:
 
 @dataclass
 class _Work:
-    """The work of `analyze`. Each stage is a method, which computes only what is not complete yet."""
+    """The work of `analyze`. Each stage is a method that computes only what is not complete yet."""
 
     model: MemoryModel
     folder: Path
@@ -366,7 +366,7 @@ def demo(
         **options: Further options of `analyze`.
 
     Returns:
-        As `analyze`, and the samples that are smaller than by default.
+        The result of `analyze`, and the samples that are smaller than their defaults.
 
     Raises:
         ModelNotFound: This installation has no bundled model.
@@ -383,7 +383,7 @@ def demo(
     if (model, corpus) != (BUNDLED, BUNDLED) or "max_tokens" in options:
         # measuring shuffled networks takes most of the time; results for the bundled model are shipped with memlens
         options = {"null_tokens": 0, **options}
-    options = {"states": False, **options}  # states would make the demo a third slower
+    options = {"states": False, **options}  # patterns with states would make the demo a third slower
     if corpus == BUNDLED:
         options = {"validation": HELD_OUT, "max_tokens": READ, **options}
     memory_model = _load(model)
@@ -393,7 +393,7 @@ def demo(
 
 
 def _at_least(folder: Path, prefixes: int, edited: int) -> tuple[int, int]:
-    """Return the two sample sizes, each raised to the size that the index in the folder has, if that is larger."""
+    """Return both sample sizes. A larger sample that the index in the folder already has takes precedence."""
     if not is_complete(folder):
         return prefixes, edited
     manifest, experiments = open_index(folder).manifest, find_experiments(["all"])
@@ -434,7 +434,7 @@ def repair(
 
     Args:
         index: An Index or its folder.
-        model: The scanned model or its current location. None loads it from where it was scanned.
+        model: The scanned model or its current location. None loads the model from the location that the scan used.
         progress: Called with the name of the step, the completed work and the total.
 
     Returns:
@@ -481,7 +481,8 @@ def repair(
 def _experiments_of(manifest: Manifest, files: Sequence[str]) -> list[str]:
     """Return the names of the experiments that wrote these files.
 
-    Several experiments share a pass over prefixes. If the files include its tables, one of them is included.
+    Several experiments share a pass over prefixes. If the files include the tables of this pass, one of these
+    experiments is included.
     """
     tables = {file.removesuffix(".parquet") for file in files}
     known = (*ALL_EXPERIMENTS.values(), NULL)

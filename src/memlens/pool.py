@@ -6,7 +6,7 @@
 1. `function(value, item)` is called once per item. `value` is an object that every worker needs, such as the model.
    A `Source` provides the object itself for this process and a picklable loader for workers.
 2. Results are in the order of the items. Only a few items and results are in memory at a time.
-3. A map starts workers and ends them when all results are there. The item of a worker that dies is retried up to
+3. A map starts workers and ends them when all results have arrived. The item of a worker that dies is retried up to
    RETRIES times.
 4. If a worker raises an exception of memlens.errors, the map raises it unchanged. Any other exception is a bug, and the
    map raises a RuntimeError that contains the worker's traceback.
@@ -158,11 +158,11 @@ class Worker:
 
 
 class _LoadError(Exception):
-    """A worker cannot load the value. The argument is the exception that says why."""
+    """A worker cannot load the value. The argument is the exception that was raised."""
 
 
 def _portable(error: BaseException) -> Exception:
-    """Return an exception that every process can unpickle. Libraries raise exceptions that cannot be unpickled."""
+    """Return an exception that every process can unpickle. Exceptions of other libraries may not be picklable."""
     if isinstance(error, MemlensError):
         return error
     if isinstance(error, MemoryError):
@@ -210,7 +210,7 @@ def _apply(item: Any) -> Any:
 
 @dataclass(eq=False)
 class _Task:
-    """An item in flight."""
+    """An item that waits for a worker or is being computed."""
 
     item: Any
     future: Future[Any] | None = None  # pending call on a loky worker
@@ -244,7 +244,7 @@ class ProcessPool:
             workers: Number of processes.
             check_stop: Called several times per second, except while this process computes an item. It may raise an
                 exception to stop the map.
-            driver_works: This process, which holds the value anyway, is one of the workers.
+            driver_works: Use this process, which holds the value anyway, as one of the workers.
         """
         self.source, self.workers, self.check_stop, self.driver_works = source, workers, check_stop, driver_works
 
@@ -320,7 +320,7 @@ def _start_executor(workers: int, order: tuple[Any, ...]) -> Any:
     from loky.process_executor import ProcessPoolExecutor
 
     # Workers must not import modules from the current folder, which may be an untrusted checkpoint. loky would restart
-    # a worker whose memory grows, and the new one would load the model again.
+    # a worker whose memory grows, and the new worker would load the model again.
     environment = {"PYTHONSAFEPATH": "1", "LOKY_MAX_MEMORY_LEAK_SIZE": "1e18"}
     with _environment(environment):
         resource_tracker.ensure_running()
@@ -575,8 +575,8 @@ def connect_ray(address: str | None, check_stop: Callable[[], None] = lambda: No
     if address == "local":
         ensure_ray_token()
     else:
-        if address == "auto":  # also the last cluster
-            with suppress(ConnectionError):  # ray.init reports that there is none
+        if address == "auto":  # stands for the last cluster as well
+            with suppress(ConnectionError):  # ray.init reports that there is no cluster
                 address = ray._private.services.canonicalize_bootstrap_address(address) or address
         _wait_for_cluster(address, check_stop)
     try:

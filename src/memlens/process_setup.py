@@ -21,7 +21,7 @@ _SERVER = {"MALLOC_TRIM_THRESHOLD_": 1 << 20, "MALLOC_MMAP_THRESHOLD_": 1 << 18,
 def prepare_process(*, is_server: bool = False) -> None:
     """Set how this process waits, collects garbage and allocates memory. The user's own settings take precedence.
 
-    Call this before torch and numpy are imported. It changes environment variables.
+    Call this function before torch and numpy are imported. It changes environment variables.
     """
     gc.set_threshold(_OBJECTS)
     # with one BLAS thread, the last bits of numpy's matrix products do not depend on the number of cores

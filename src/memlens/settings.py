@@ -1,5 +1,5 @@
-"""Settings of the corpus, the scan and every later stage: one dataclass each. Every field has a default, limits and a
-help text.
+"""Settings of the corpus, the scan and every later stage, one dataclass for each. Every field has a default, limits and
+a help text.
 
     @dataclass(frozen=True)
     class ValueSettings(Settings):
@@ -45,7 +45,7 @@ def option(
     Args:
         default: The default value. None means that memlens chooses the value.
         help: One sentence for `--help`. If empty, the field is not an option of the command line.
-        metavar: Placeholder for the value in `--help`. By default, the choices.
+        metavar: Placeholder for the value in `--help`. The default is the list of choices.
         panel: Heading of the group of options in `--help`.
         default_text: Description of the default in `--help`, for values that are not self-explanatory.
         minimum: Smallest valid number.
@@ -128,7 +128,7 @@ def split_options(verb: str, options: Mapping[str, Any], *settings: type) -> lis
 
 @dataclass(frozen=True)
 class RunSettings(Settings):
-    """Threads and workers of a stage. Only the number of threads affects results, in their last bits."""
+    """Threads and workers of a stage. Only the number of threads affects results, and only their last bits."""
 
     threads: int | None = option(
         None,

@@ -34,7 +34,7 @@ _KINDS: dict[int, type[Interrupted]] = {signal.SIGINT: Interrupted, signal.SIGTE
 
 
 class Stopper:
-    """A flag that the first signal sets."""
+    """A flag that is set by the first Ctrl-C or SIGTERM."""
 
     def __init__(self) -> None:
         self.signal = 0
@@ -50,7 +50,7 @@ class Stopper:
             raise _KINDS[self.signal]
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Set the flag on the first signal. The second signal ends a command or, in a program, calls its handler."""
+        """Set the flag on the first signal. The second signal ends a command; in a program, it calls its handler."""
         if not self.signal:
             self.signal = number
             return

@@ -33,7 +33,7 @@ _DRAWN_AT_ONCE = 1 << 21  # maximum number of random numbers in memory at once
 
 
 class Estimate(NamedTuple):
-    """A number with the bounds of its interval. Numbers from the paper have no interval, so all three are equal."""
+    """A number with the bounds of its interval. For numbers from the paper, which have no interval, all are equal."""
 
     value: float
     low: float
@@ -261,7 +261,7 @@ def contrast(weights: Sequence[float], estimates: Sequence[Estimate]) -> Estimat
 
 
 def slope_weights(places: Sequence[float], sizes: Sequence[float] | None = None) -> list[float]:
-    """Return the weights with which numbers at these places sum to the slope of their regression line.
+    """Return weights such that the weighted sum of numbers at `places` is the slope of their regression line.
 
     `sizes` are the weights of the points in the regression.
     """

@@ -11,7 +11,7 @@ bias or a misread gain changes the results.
     types = causal_types()                        # "gpt2", "llama", ...
     types = composite_types()                     # "llava", "qwen2_vl", ...: multimodal models
     network = tiny_network("qwen3_moe")           # raises NotBuildable if it cannot be built
-    kinds = kinds_of_memories("qwen3_moe")        # {"routed"}, or why there are none
+    kinds = kinds_of_memories("qwen3_moe")        # {"routed"}, or the error that states why there are none
 
 `tiny_network` builds any model type of the installed transformers. It recognizes the sizes in the default configuration
 by their names and replaces them. `_extra_settings` lists additional settings that some types need.
@@ -287,7 +287,7 @@ def causal_types() -> tuple[str, ...]:
 
 
 def composite_types() -> tuple[str, ...]:
-    """Return the other model types that contain a language model, as the text stack of a multimodal model."""
+    """Return the multimodal model types that contain a language model and are not in `causal_types`."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
     return tuple(sorted(set(MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES) - set(causal_types())))

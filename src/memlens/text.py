@@ -34,7 +34,7 @@ def plain(record: Any) -> dict[str, Any]:
 def finite(content: Any) -> Any:
     """Convert content to JSON types.
 
-    Records use `to_json()` or become dictionaries, NaN and infinite numbers become None.
+    A record becomes the result of its `to_json()` or a dictionary. NaN and infinite numbers become None.
     """
     if isinstance(content, float):
         return content if math.isfinite(content) else None
