@@ -102,7 +102,7 @@ class Proposal:
     by: str
     detection: float | None  # balanced accuracy on held-out triggers and random prefixes; None if not tested
     held_out: int
-    proposal: bool = True  # marks the record as a proposal in JSON
+    proposal: bool = True  # always True; marks the record as a proposal in JSON
 
     @property
     def detection_text(self) -> str:

@@ -118,7 +118,7 @@ def describe_class(examples: Sequence[str]) -> str:
 
 
 LONGEST = 3
-FRAME, ENDING, ANYWHERE, SHAPE = 0, 0, 3, 7  # an ending has at least one word, so 0 is free for frames
+FRAME, ENDING, ANYWHERE, SHAPE = 0, 0, 3, 7  # an ending has a word, so ENDING + 0 is free for frames
 # The bits above the lowest 40 encode what a SHAPE key describes: the last word, the first word of the sentence, a word
 # list with this first word, the number of words of the sentence, the second-to-last word, an open bracket, the class of
 # the last token, or the next token.
@@ -126,7 +126,7 @@ LAST, FIRST, FIRST_LIST, EARLY, BEFORE, INSIDE, LAST_CLASS, FOLLOWING = 0, 1, 2,
 EARLY_WORDS = (1, 3, 6)  # a tuple, so that compiled code can read it
 _EARLY = {1: "with the first word", 3: "within the first three words", 6: "within the first six words"}
 GAP = 0  # stands for any word in a frame
-_GAP = " …"  # the gap at the end of a frame's text
+_GAP = " …"  # text of a gap at the end of a frame
 BITS, KIND = 20, 60
 _MASK = (1 << BITS) - 1
 _AFFIXES = (2, 3, 4)
@@ -139,7 +139,7 @@ _WORDINGS = ("one word at the end", "two words at the end", "three words at the 
 _ANYWHERE = ("one word anywhere", "two words anywhere", "three words anywhere")
 _SORTS_OF = ("forms of last words", "openings of sentences", "sorts of words before them", "classes of last words")
 FAMILIES = (*_WORDINGS, *_ANYWHERE, *_SORTS_OF, "next tokens")
-GAPS, OF_ANYWHERE = 3, 4  # indexes into FAMILIES, after the endings of 1 to 3 words
+GAPS, OF_ANYWHERE = 3, 4  # indexes into FAMILIES; endings of 1 to 3 words have the indexes 0 to 2
 OF_LAST_WORDS, OF_OPENINGS, OF_BEFORE, OF_CLASSES, OF_FOLLOWING = 7, 8, 9, 10, 11
 _FAMILY = {"frame": GAPS, **dict.fromkeys(("shape", "piece", "list"), OF_LAST_WORDS), "class": OF_CLASSES}
 _FAMILY |= {"opening": OF_OPENINGS, "early": OF_OPENINGS, "inside": OF_BEFORE, "before": OF_BEFORE, NEXT: OF_FOLLOWING}
@@ -235,7 +235,7 @@ class SpellingFeatures(NamedTuple):
 
     shapes: NDArray[np.int32]  # shapes, affixes and lists of all spellings
     offsets: NDArray[np.int64]  # [spellings + 1]: first entry of each spelling in `shapes`
-    inside: NDArray[np.int32]  # [spellings, 2]: shapes of prefixes that end inside a word, by its complete spelling
+    inside: NDArray[np.int32]  # [spellings, 2]: shapes of prefixes that end inside the word with this complete spelling
     classes: NDArray[np.int32]  # [grains, vocabulary]: class of each token at each grain (broad to finest)
     pieces: NDArray[np.int32]  # [vocabulary]: feature of the token as a piece inside a word
     lengths: NDArray[np.int32]  # [spellings]: number of letters
@@ -688,7 +688,7 @@ class Background:
     @classmethod
     def of(cls, prefixes: PrefixWords, spelled: SpellingFeatures) -> Background:
         keys, counts = np.unique(_all_keys(prefixes, spelled), return_counts=True)
-        kept = counts > 1  # keys that are not stored count as occurring once
+        kept = counts > 1  # a key that is not stored has a count of 1
         lengths = np.bincount(prefixes.lengths, minlength=WINDOW + 1) / max(prefixes.size, 1)
         hypotheses = np.bincount(families_of(keys[counts >= GROUNDED]), minlength=len(FAMILIES))
         return cls(keys[kept], counts[kept], prefixes.size, lengths, tuple(hypotheses.tolist()))

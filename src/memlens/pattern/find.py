@@ -120,7 +120,7 @@ def find_patterns(
         of_topics = reduce(or_, (topic.members for topic, _ in topics.get(m, ())), 0)
         more = add_waiting(shallow[m], candidates, of_topics, filled[m], ends[m], significant.cutoffs)
         selected.append((*more, *unexplained[m]))
-    # 7. scores and senses, and 8. subjects by states
+    # 7. scores and senses, and 8. subjects in states
     scores = wording_scores(texts, triggers.held, same, [[c.key for c in of_memory] for of_memory in selected])
     held = (triggers.held >= 0).sum(1).tolist()
     patterns = []
@@ -193,7 +193,7 @@ def in_senses(patterns: list[Pattern], triggers: int) -> list[Pattern]:
     A pattern that covers most triggers belongs to every sense, and has the number 0.
     """
     ordered = sorted(patterns, key=lambda pattern: pattern.order(triggers))
-    senses: list[int] = []  # bit masks of the prefixes of each sense
+    senses: list[int] = []  # bit mask of the triggers of each sense
     numbered = []
     for pattern in ordered:
         size = pattern.members.bit_count()

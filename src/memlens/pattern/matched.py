@@ -92,7 +92,7 @@ class LastTokens(NamedTuple):
 
     tokens: NDArray[np.int32]  # [prefixes]: last token
     documents: NDArray[np.int64]  # [prefixes]: document number
-    slots: NDArray[np.int32]  # [vocabulary]: slot of the token, as in MatchedPlaces
+    slots: NDArray[np.int32]  # [vocabulary]: number of the token among the tokens that end triggers, or -1
     offsets: NDArray[np.int64]  # [slots + 1]: first row of each token's samples
     middles: NDArray[np.int64]  # [slots]: first row of the token's second sample
 

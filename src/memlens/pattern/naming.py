@@ -52,12 +52,12 @@ _BROAD = 0.05  # a pattern with a larger share of random prefixes is broad and s
 UNCLEAR = "no clear pattern"
 _ENDINGS = 3  # number of endings to list for a memory without a clear pattern
 _JOINED = 4  # maximum number of endings in one pattern
-_RAREST = 1e-3  # below this share of random prefixes, rarity does not change the order
+_RAREST = 1e-3  # smaller shares of random prefixes count as this share, so rarity does not decide the order
 _CONFIRMED = 2  # minimum share of held-out triggers, as a multiple of the share of random prefixes
 _MOSTLY = 0.5  # share of a pattern's prefixes that counts as most of them
 _PLACES = {"before": "before", "opening": "sentence", "early": "sentence", "inside": "sentence"}
 _ORDER = ("last", "before", "", "sentence", "semantic", NEXT)  # order of the patterns in a name, by Pattern.about
-_UNLIKELY = 1e-4  # highest p-value of a content word that describes a subject
+_UNLIKELY = 1e-4  # maximum p-value of a content word that describes a subject
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class RelatedMemory:
     name: MemoryId
     summary: str | None  # summary of the memory in one line
     triggers: int  # number of shared prefixes among the top 25 triggers
-    tokens: int | None  # number of shared tokens among the 10 top tokens; None without a values table
+    tokens: int | None  # number of shared tokens among the 10 top tokens; None if there is no values table
     patterns: tuple[str, ...]  # descriptions of shared patterns
 
 

@@ -55,12 +55,12 @@ from memlens.stats import binomial_tail, q_values
 
 _AT_ONCE = 2048  # memories per block
 _FREQUENT = 4e-3  # a word with a larger share of all words is not a content word
-_RARE = 1e-3  # below this frequency, rarity does not change the order
+_RARE = 1e-3  # smaller frequencies count as this frequency, so rarity does not decide the order
 _COVERS_AS_MUCH = 0.9
 _COVERS_MUCH_LESS = 0.7
 _EXPLAINED = 0.01  # if a feature has a larger p-value within another feature, the other feature explains it
 _GRAINS = ("broad", "coarse", "fine", "finest")  # columns of tokens.parquet
-_ONE_WORD = 0.67  # if one word has a larger share of a class or shape, the word is preferred
+_ONE_WORD = 0.67  # if one word makes up a larger share of a class or shape, the word is preferred
 _DOMINANT = 0.6  # a content word with a larger share of triggers is a pattern even if a topic explains it
 
 
@@ -105,7 +105,7 @@ class Texts:
     """The words of triggers and random prefixes, and the features of random prefixes."""
 
     words: Words
-    prefixes: PrefixWords  # prefixes of TriggerRows, followed by those of `matched`
+    prefixes: PrefixWords  # prefixes of TriggerRows, followed by the prefixes of `matched`
     matched: MatchedPlaces
     sample: PrefixWords
     spelled: SpellingFeatures

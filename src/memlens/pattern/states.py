@@ -64,7 +64,7 @@ MOSTLY = 0.4
 TOKENS = 300_000  # maximum number of tokens on which the model runs
 _RANDOM = 2000  # number of random prefixes
 _SETS = 4000  # number of sets of random prefixes
-_PAIRS = 10  # minimum number of pairs of a memory
+_PAIRS = 10  # minimum number of pairs of triggers to test a memory
 _BATCH = 4096  # tokens per batch
 _AT_ONCE = 1024  # memories per block
 _ROUNDS = 3
@@ -191,8 +191,8 @@ def _read_places(
 class EndStates:
     """States after the last block at the ends of prefixes."""
 
-    states: Tensor  # float16 [prefixes, d], scaled to at most 1
-    scales: Tensor  # float32 [prefixes, 1]
+    states: Tensor  # float16 [prefixes, d], each state divided by its scale
+    scales: Tensor  # float32 [prefixes, 1]: largest absolute entry of each state
     there: NDArray[np.bool_]  # [prefixes]: whether the model ran on the prefix
     tokens: int  # number of tokens on which the model ran
 

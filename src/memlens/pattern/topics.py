@@ -82,7 +82,7 @@ NEAR, WIDE = 4, 16  # sentences per passage within a paragraph, and within a fil
 MOST_WORDS = 40_000
 _FREQUENT = 1e-3  # a word of this frequency has half the weight of a rare word (smooth inverse frequency)
 _POWERS = 3
-SIZES = np.array([1, 2, 3, 5, 9, 17])  # lower bounds of size classes: numbers of words with a vector
+SIZES = np.array([1, 2, 3, 5, 9, 17])  # lower bounds of the size classes, in words that have a vector
 
 _QUERY = """
 SELECT regexp_extract_all(text, $1) AS words, source FROM {corpus}
@@ -97,7 +97,7 @@ class WordVectors(NamedTuple):
     numbers: NDArray[np.int64]  # [rows]: number of the word
     vectors: NDArray[np.float32]  # [rows, dimensions], unit length, centered
     weights: NDArray[np.float32]  # [rows]: weight by rarity
-    shares: NDArray[np.float64]  # [rows]: share of all words of the corpus
+    shares: NDArray[np.float64]  # [rows]: frequency of the word as a share of all words of the corpus
 
 
 def word_vectors(index: Index, words: Words, seed: int) -> WordVectors:
@@ -161,7 +161,7 @@ def _select_words(cells: _Cells, words: Words) -> tuple[NDArray[np.int64], NDArr
     more than MOST_WORDS such words, return the most frequent ones.
     """
     size = len(words.texts)
-    near = cells.passage % 2 == 0  # wide passages contain the same words again
+    near = cells.passage % 2 == 0  # leave out wide passages, because they contain the same words again
     passages = np.bincount(cells.word[near], minlength=size)
     times = np.bincount(cells.word[near], cells.times[near], minlength=size)
     is_word = np.array([text.isalpha() and len(text) > 1 for text in words.texts])
@@ -325,7 +325,7 @@ def size_class(count: int) -> int:
     return number
 
 
-NULL_SETS, FEWER_SETS = 20_000, 4_000  # number of null sets for the largest number of triggers, and for smaller ones
+NULL_SETS, FEWER_SETS = 20_000, 4_000  # number of null sets for the largest set size, and for each smaller set size
 _PAIRS = 200_000
 _TAIL = 0.99
 _SIZES = (3, 4, 6, 9, 14, 20, 25, 35, 50, 64)
@@ -648,7 +648,7 @@ _PRIOR = 200.0  # weight of the prior, as a number of words
 _TYPICAL = 1.96  # minimum z-score of a topic's words
 _NEAR = 0.15  # minimum cosine of a word with the topic
 _SWAPPED = 8192  # approximate number of memories to test with swapped triggers
-_WORTH = 0.15  # topics are computed only for p-values of coherence up to this one
+_WORTH = 0.15  # maximum p-value of coherence for which a topic is computed
 
 
 @dataclass(frozen=True)
@@ -657,7 +657,7 @@ class SemanticTopic:
 
     members: int  # bit mask of trigger ranks
     words: tuple[int, ...]  # rows of WordVectors, most typical first
-    share: float  # share of random prefixes that are as close to the direction as members
+    share: float  # share of random prefixes that are as close to the direction as the members are
     direction: NDArray[np.float32]  # unit length
     q: float = 0.0
 

@@ -33,7 +33,7 @@ ROOM = 1 << 20  # size of the vocabulary: three word numbers fit into a 60-bit k
 TOKENS = 3_000_000  # maximum number of tokens to read from a large corpus, in runs of RUN sentences
 RUN = 64
 _ROWS_AT_ONCE = 32_768
-_CHARACTERS = 16 * WINDOW  # enough for the last WINDOW words of a long prefix
+_CHARACTERS = 16 * WINDOW  # number of characters to read, enough for the last WINDOW words of a long prefix
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +142,8 @@ WORD = (
 )
 _OPENING = r"(?:^|[\s(\[])[\x{22}\x{27}\x{60}\x{2018}\x{201C}\x{201E}\x{AB}]$"
 
-_INSIDE = rf"(?:{_LETTER}){{2}}|\p{{N}}{{2}}"  # the characters before and after the end of a prefix inside a word
+# matches the two characters around the end of a prefix if the prefix ends inside a word
+_INSIDE = rf"(?:{_LETTER}){{2}}|\p{{N}}{{2}}"
 _REST = rf"^(?:\p{{N}}+\p{{L}}*|(?:{_LETTER})+)"
 
 _QUERY = f"""
