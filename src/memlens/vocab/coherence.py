@@ -24,7 +24,7 @@ from memlens.vocab.kernels import find_ends, score_blocks, thread_pool
 LISTED = 10  # number of tokens in a list to compare
 DIRECTIONS = 1000
 _ROWS_AT_ONCE = 256
-_COMPARED = 8  # number of directions to compare, which detects layers with the same reading
+_COMPARED = 8  # layers that read this many directions identically share a null distribution
 
 
 def list_similarities(embedding: NDArray[np.float32], tokens: NDArray[np.integer]) -> NDArray[np.float64]:

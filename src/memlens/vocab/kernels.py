@@ -34,7 +34,7 @@ KeyArray = NDArray[np.uint64]
 # If a list has more entries than there are lanes, there is no bound and all scores are sorted.
 _LANES_PER_PLACE, _LEAST_LANES, MOST_LANES = 2, 128, 1024
 _BLOCK_BYTES = 104 << 20  # large enough for a fast matrix product; every block uses the same memory
-_LEAST_ROWS = 128  # with fewer rows, reading the embedding takes longer than the product
+_LEAST_ROWS = 128  # minimum number of rows; with fewer, reading the embedding takes longer than the product
 SCORE_BINS = 40
 _STEP = 64  # number of parallel sums; it is fixed so that results do not depend on the processor's vector width
 _GROUP = 32  # number of steps that are summed in float32 before this sum is added to a float64 total

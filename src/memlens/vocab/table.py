@@ -89,7 +89,7 @@ VALUES_SCHEMA = pa.schema(
         ("norm", pa.float32()),  # length of the value in the checkpoint
         ("argmax", pa.int32()),
         ("target", pa.int32()),  # the token after the top-1 trigger; null if there is none
-        ("target_rank", pa.int32()),  # 1 + the number of tokens with a strictly higher score
+        ("target_rank", pa.int32()),  # 1 + the number of tokens with a higher score than the target
         ("shuffled_rank", pa.int32()),  # rank of another memory's target, as a chance level
         ("tokens", _INTEGERS),
         ("p", _NUMBERS),

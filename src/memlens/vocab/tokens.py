@@ -26,7 +26,7 @@ from memlens.models.memory_model import MemoryModel
 CLASSES = {"broad": 50, "coarse": 150, "fine": 500, "finest": 1500}
 ALIKE = 0.9  # minimum cosine with the shared direction
 _OFTEN = 10  # minimum count of a frequent token
-_RARE = 5e-6  # maximum share of all tokens of the corpus
+_RARE = 5e-6  # maximum share of a rare token in the corpus
 _ROUNDS, _TURNS = 5, 12
 _SPREAD, _LARGEST = 32, 127  # whole numbers for one standard deviation and for the largest entry
 _TOKENS_AT_ONCE = 4096
