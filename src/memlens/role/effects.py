@@ -131,12 +131,12 @@ class UnusedMemories:
         """Replace each memory by a random one of the NEAREST unused memories of its layer, by similarity of norms."""
         norms = {layer: np.array([self.norms[layer, memory] for memory in free]) for layer, free in self.free.items()}
         drawn = list(group)
-        for place in random.permutation(len(group)):  # otherwise, the same memories would always be replaced first
+        for place in random.permutation(len(group)):  # random order, so that no memory always gets the first choice
             layer, memory = group[place]
             distances = np.abs(norms[layer] - self.norms[layer, memory])
             near = np.argsort(distances, kind="stable")[: min(NEAREST, int(np.isfinite(distances).sum()))]
             row = int(random.choice(near))
-            norms[layer][row] = np.inf  # used
+            norms[layer][row] = np.inf  # infinitely distant, so it is not drawn again
             drawn[place] = layer, self.free[layer][row]
         return drawn
 
@@ -165,7 +165,7 @@ def _measure(model: MemoryModel, prefixes: TargetPrefixes, read: Any) -> NDArray
     """Return a measure of the output after each prefix. [prefixes]"""
     bos = [model.tokenizer.bos] if model.tokenizer.adds_bos else []
     results = np.empty(len(prefixes.tokens))
-    order = np.argsort([len(tokens) for tokens in prefixes.tokens], kind="stable")  # similar lengths share a batch
+    order = np.argsort([len(tokens) for tokens in prefixes.tokens], kind="stable")  # batch texts of similar length
     for places in np.split(order, range(_BATCH, len(order), _BATCH)):
         texts = [[*bos, *prefixes.tokens[place]] for place in places]
         longest = max(map(len, texts))

@@ -32,7 +32,7 @@ from memlens.stats import binomial_tail, decoy_q_values, q_values, upper_share
 
 FEWEST = 10  # minimum number of triggers for the token and n-gram roles
 COVERED, TOKENS = 0.9, 3
-LONGEST = 0.9  # a value is long if its norm is at least this quantile of its layer
+LONGEST = 0.9  # a value is long if its norm is at least this quantile of the norms in its layer
 FREQUENCY, ALONG = 0.5, 0.5
 EXPLAINED = 0.25  # minimum share of the entropy of being active that position explains
 Numbers = Mapping[str, NDArray[Any]]

@@ -29,7 +29,7 @@ ROLES_SCHEMA = pa.schema(
     [
         ("layer", pa.int32()),
         ("memory", pa.int32()),
-        ("role", pa.string()),  # first of the roles in the order of memory.ROLES; null without a role
+        ("role", pa.string()),  # first of the memory's roles in the order of memory.ROLES; null if it has no role
         ("roles", pa.list_(pa.string())),
         ("position_from", pa.int32()),  # first position of the range with the highest activation frequency, or null
         ("token", pa.int32()),  # most common last token of the triggers; null without triggers
@@ -173,7 +173,7 @@ class RoleEffect:
     prefixes: int
     norm: float | None  # mean length of the memories' values
     random_norm: float | None  # mean length over all random groups
-    change: float | None  # mean over prefixes, in nats
+    change: float | None  # mean change of the measure over prefixes, in nats
     random: tuple[float, ...]  # mean change for each random group
     difference: float | None  # mean change minus the mean over random groups
     low: float | None  # ends of the interval of `difference`; None for fewer than two prefixes

@@ -36,7 +36,7 @@ class ValueReader:
         fold = to_float64(model.lens.folded(identity, layer, reading))  # maps v to v @ fold
         spread, follows = self._embedding_sums()
         eigenvalues, vectors = torch.linalg.eigh(fold @ spread @ fold.T)
-        is_read = eigenvalues > 1e-9 * eigenvalues[-1]  # a norm that centers removes one direction
+        is_read = eigenvalues > 1e-9 * eigenvalues[-1]  # a norm that centers does not read one direction
         self.fold, self.rank = fold, int(is_read.sum())
         # eigenvalues of G, where v G v is the variance of the scores of v
         self.eigenvalues = (eigenvalues.clamp_min(0) / len(self.tokens)).cpu().numpy()
