@@ -18,7 +18,7 @@ from memlens.models.memory_model import MemoryModel
 from memlens.progress import Progress, no_progress
 
 _BATCH_TOKENS = 4096
-_BYTES_AT_ONCE = 1 << 30  # limit for the activations that one pass stores
+_BYTES_AT_ONCE = 1 << 30  # maximum size in bytes of the activations that one pass stores
 Layer = tuple[int, NDArray[np.float32], NDArray[np.float32]]  # layer, m [texts, memories], states [texts, d]
 
 
@@ -116,7 +116,7 @@ class TokenPool:
         ends = torch.tensor(lengths, device=device) + shift
         places = torch.arange(max(lengths) + shift, device=device)
         self.last = ends - 1
-        self.own = (places >= shift) & (places < ends[:, None])  # [batch, pos]: neither BOS nor padding
+        self.own = (places >= shift) & (places < ends[:, None])  # [batch, pos]: False for BOS and padding
 
     def rows(self, block: CoefficientBlock) -> NDArray[Any]:
         """Return the rows of the last tokens without copying the rows of other tokens."""

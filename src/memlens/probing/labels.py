@@ -20,7 +20,7 @@ FEWEST = 20  # minimum number of texts
 FEWEST_OF_CLASS = 5
 FEWEST_TRAINED, FEWEST_TESTED = 10, 5
 MOST_CLASSES = 100
-_FEW_VALUES = 10  # labels with at most this many distinct numbers are treated as classes
+_FEW_VALUES = 10  # numeric labels with at most this many distinct values are treated as classes
 _LARGEST = 1e100
 _LEAST_APART = 1e-100
 
@@ -33,7 +33,7 @@ class LabeledTexts:
 
     texts: tuple[str, ...]
     y: NDArray[Any]  # [n]: int64 for classes, float64 for numbers
-    classes: tuple[str, ...]  # empty if labels are numbers
+    classes: tuple[str, ...]  # class names by class number; empty if labels are numbers
     repeats: int = 0  # number of rows that were left out because their text is repeated
 
     @property

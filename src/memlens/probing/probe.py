@@ -150,7 +150,7 @@ class _Run:
                     self.fits.append((layer, fit))
                 self._add("residual", layer, None, fit_dense(Columns.of(states, split.train), split))
         layer, fit = select_best(self.fits)
-        # read this layer again, because the coefficients of all layers may not fit in memory
+        # read this layer again, because the coefficients of all layers may not fit in RAM
         ((_, m, _),) = read_activations(self.model, encoded, settings.at, [layer], self.progress)
         columns = Columns.of(m, split.train)
         probe = self._saved(layer, fit, columns)

@@ -59,7 +59,7 @@ class SparseProbe:
     max_length: Annotated[int, msgspec.Meta(gt=0)] | None
     layer: int
     memories: tuple[str, ...]
-    classes: tuple[str, ...]  # class names; empty for numbers
+    classes: tuple[str, ...]  # class names; empty if labels are numbers
     mean: tuple[float, ...]  # mean coefficients over the training texts
     scale: tuple[float, ...]
     weights: tuple[tuple[float, ...], ...]  # [1 or classes][memories]
