@@ -33,7 +33,7 @@ from memlens.text import plain
 
 ASPECTS = ("triggers", "values", "patterns", "roles")
 _MEMORIES_AT_ONCE = 1 << 14
-_TRIGGERS, _TOKENS = 3, 8  # triggers and tokens listed for each side
+_TRIGGERS, _TOKENS = 3, 8  # numbers of triggers and tokens to list for each side
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class MemorySide:
     """What one index records about one memory."""
 
     memory: MemoryId
-    coefficient: float | None  # largest coefficient; None without triggers
+    coefficient: float | None  # coefficient of the first trigger; None without triggers
     triggers: tuple[tuple[str, str], ...]  # the best triggers: the text before the last token, and this token
     promotes: tuple[str, ...]  # tokens that the value promotes most; empty without a values table
     max_p: float | None
-    name: str | None  # as in names.parquet
+    name: str | None  # name of the memory in names.parquet
     kind: str | None  # none, shallow, semantic or both; None without a patterns table
     roles: tuple[str, ...] | None = None  # None without a roles table
 
@@ -71,7 +71,7 @@ class LayerChange:
     layer: int
     other: int  # layer of b
     memories: int
-    matched: int  # number of memories with a partner, without pairs of two empty lists
+    matched: int  # number of memories with a partner, except pairs of two empty lists
     mean_change: float | None  # mean over matched memories; None if no memory is matched
     unchanged: int  # memories with change 0
     replaced: int  # memories with change 1
@@ -199,7 +199,7 @@ class _Pairs:
     memories: IntArray
     partners: IntArray
     change: FloatArray
-    tie: FloatArray  # weighted overlap, by which equal changes are sorted
+    tie: FloatArray  # weighted overlap, which decides the order of equal changes
     compared: int  # number of a's memories, with or without a partner
 
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 
-_PAIRS_AT_ONCE = 1 << 22  # pairs of rows with the same key that are counted at once
+_PAIRS_AT_ONCE = 1 << 22  # maximum number of pairs of rows with the same key to count at once
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio; makes the hashes of different memories differ
 
 IntArray = NDArray[np.int64]
@@ -79,7 +79,7 @@ class KeyLists:
     """The lists of many memories, concatenated. The strongest row of each memory comes first."""
 
     owners: IntArray  # [rows]: number of the memory, ascending
-    keys: NDArray[np.uint64]  # [rows]: 64-bit hashes, which collide within a memory with probability 10^-15
+    keys: NDArray[np.uint64]  # [rows]: 64-bit hashes; two keys of a memory have the same hash with probability 10^-15
     weights: FloatArray  # [rows]
 
     @cached_property
@@ -147,7 +147,7 @@ def overlap_of(a: dict[Any, float], b: dict[Any, float]) -> Overlap:
 def memory_by_memory(a: KeyLists, b: KeyLists, count: int) -> tuple[FloatArray, FloatArray]:
     """Return the Jaccard index and the weighted overlap of each memory in a with the same memory in b, both [count]."""
     (ids_a, rows_a), (ids_b, rows_b) = a.distinct, b.distinct
-    places = np.searchsorted(ids_b, ids_a)  # both are sorted, so this is faster than sorting them together
+    places = np.searchsorted(ids_b, ids_a)  # `ids_a` and `ids_b` are sorted, so a search is faster than a joint sort
     in_a = np.flatnonzero(places < len(ids_b))
     in_a = in_a[ids_b[places[in_a]] == ids_a[in_a]]
     partners = np.full(len(a.keys), -1)  # row of a -> row of b with the same owner and key
