@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 from memlens.errors import FilesError, IndexFolderError, SettingError
 from memlens.files import FileStamp, file_stamp, replacing, sync_folder
 
-_START = b'{"checksum": "'  # cannot occur inside an event, because JSON escapes quotes in texts
+_START = b'{"checksum": "'  # start of a line; it cannot occur inside an event, because JSON escapes quotes in texts
 _DIGITS = 16
 _LOCK_SECONDS = 60.0
 
@@ -217,7 +217,7 @@ def _parse_line(line: bytes) -> tuple[Sequence[Event], bool]:
     event = Event.from_line(line)
     if event is not None or not line:
         return [event] if event else [], False
-    # A damaged or missing line break joins two lines whose events may be undamaged.
+    # a damaged or missing line break joins two lines, but the events in these lines may be undamaged
     parts = (_START + part for part in line.split(_START)[1:])
     events = (Event.from_line(part[: part.rfind(b"}") + 1]) for part in parts)
     return [event for event in events if event], True

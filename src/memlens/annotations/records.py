@@ -42,7 +42,7 @@ _Value = TypeVar("_Value")
 LABELS, VERDICTS, NOTES = "labels", "verdicts", "notes"  # tasks
 EVENT_KINDS = {LABELS: ("sample", "label", "undo", "finish"), VERDICTS: ("verdict", "undo"), NOTES: ("note", "undo")}
 CHOICES = ("related", "distant")  # verdicts
-CONTENT_ERRORS = (KeyError, TypeError, ValueError, OverflowError, UnknownName)  # raised for unexpected content
+CONTENT_ERRORS = (KeyError, TypeError, ValueError, OverflowError, UnknownName)  # exceptions for unexpected content
 _MAX_NAME = 200  # maximum length of an annotator's name
 
 
@@ -219,7 +219,7 @@ class _State:
         self.finished: set[str] = set()
         self.annotators: dict[str, set[str]] = {
             task: set() for task in EVENT_KINDS
-        }  # task -> annotators with any answer, even an undone one
+        }  # task -> annotators with an answer, even if the answer was undone
         # (task, annotator) -> subject -> (key, answer) pairs that were not undone, oldest first
         self.answers: dict[tuple[str, str], dict[str, list[tuple[str, Answer]]]] = {}
         self.notes: dict[MemoryId, Note] = {}  # last note on each memory by any annotator

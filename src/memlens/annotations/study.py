@@ -81,7 +81,7 @@ class MachineAgreement:
     memories: int
     memory_precision: float | None  # share of memories with automatic patterns that also have one by the annotator
     memory_recall: float | None
-    prefix_precision: float | None  # the same for prefixes, pooled over memories
+    prefix_precision: float | None  # share of automatically covered prefixes that the annotator also covers
     prefix_recall: float | None
 
 
