@@ -123,8 +123,11 @@ def word_tokens(index: Index) -> set[int]:
 
 
 def _can_be_run(trigger: Trigger, token: int, model: MemoryModel) -> bool:
-    """Return True if the token follows the trigger, and the text of the trigger can be run as a prompt."""
+    """Return True if the token follows the trigger, and the trigger's text can be run and continued as a prompt."""
     if trigger.next_token != token or len(trigger.text) > _LONGEST or trigger.text.startswith("-"):
+        return False
+    length = trigger.prefix.position + 1 + model.tokenizer.adds_bos
+    if model.context is not None and length + _TOKENS > model.context:
         return False
     # if a trigger ends inside a word, its text may have other tokens than the trigger
     return len(model.tokenizer.encode([trigger.text])[0].ids) == trigger.prefix.position + 1
