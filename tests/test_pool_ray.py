@@ -236,6 +236,7 @@ def test_the_last_cluster_of_this_machine_is_not_waited_for_if_it_is_gone(monkey
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(pool_module, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)  # ignore clusters of other test processes
     with pytest.raises(WorkerError, match=rf"no Ray cluster responds at [\d.]+:{closed_port} "), connect_ray("auto"):
         pass
 
