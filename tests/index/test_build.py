@@ -46,6 +46,16 @@ def test_an_index_has_no_manifest_while_its_tables_are_replaced(index: Path) -> 
     assert not (index / "manifest.json").exists()
 
 
+def test_a_new_scan_keeps_what_others_put_into_the_folder_of_experiments(model: MemoryModel, index: Path) -> None:
+    notes = index / "experiments" / "mine" / "notes.txt"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("my notes")
+    (index / "experiments" / "old.parquet.part").write_text("left by a killed stage")
+    memlens.scan(model, TEXTS[1], out=index, top=3, resume=False)
+    assert memlens.check(index).is_whole
+    assert list((index / "experiments").rglob("*")) == [notes.parent, notes]
+
+
 def begin_scan(model: MemoryModel, text: Any, out: Path, **options: Any) -> None:
     """Start a scan that is interrupted before its first batch."""
 

@@ -228,7 +228,10 @@ def replace_tables(folder: Path, source: Path, names: Collection[str]) -> None:
     The folder is not an index until the manifest is written.
     """
     remove_manifest(folder)
-    old = [*(folder / name for name in (*DERIVED_TABLES, *OPTIONAL_TABLES, REPORT)), *folder.glob(f"{EXPERIMENTS}/*")]
+    old = [
+        *(folder / name for name in (*DERIVED_TABLES, *OPTIONAL_TABLES, REPORT)),
+        *folder.glob(f"{EXPERIMENTS}/*.parquet*"),
+    ]
     for path in old:
         if path.relative_to(folder).as_posix() not in names:
             path.unlink(missing_ok=True)
