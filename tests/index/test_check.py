@@ -292,3 +292,8 @@ def test_a_query_that_cannot_run_is_one_line(alone: Path, query: str, words: str
     with pytest.raises(MemlensError, match=words) as raised:
         memlens.open_index(alone).sql(query)
     assert "\n" not in str(raised.value)
+
+
+def test_a_query_may_contain_a_number_in_braces(alone: Path) -> None:
+    query = r"SELECT regexp_matches('1999', '^\d{4}$') AS is_year FROM {memories} LIMIT 1"
+    assert memlens.open_index(alone).sql(query) == [{"is_year": True}]

@@ -472,7 +472,7 @@ class Index:
 
     def _fill_in_tables(self, query: str) -> tuple[str, list[str]]:
         """Replace names of tables in braces by SQL that reads them. Returns the query and the names."""
-        name = re.compile(r"{([\w/-]+)}")
+        name = re.compile(r"{([A-Za-z][\w/-]*)}")  # {4} is part of a regular expression
         return name.sub(lambda match: self._source_of(match[1]), query), name.findall(query)
 
     def _source_of(self, table: str) -> str:
