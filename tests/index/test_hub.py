@@ -11,6 +11,7 @@ from threading import Thread
 import pytest
 
 import memlens
+from full_disk import files_no_larger_than
 from hub_stand_in import Hub, connected
 from memlens.errors import FilesError, HubError, IndexFolderError, SettingError
 from memlens.index import hub as memlens_hub
@@ -150,6 +151,19 @@ def test_a_pull_that_breaks_off_anywhere_is_no_index_and_continues(
         hub.fail_at = None
         assert noted(memlens.pull(REPO, out=out).folder) == noted(tiny_gpt2_index.folder)
     assert broken
+
+
+def test_a_full_disk_during_a_pull_is_named_and_the_pull_continues(
+    hub: Hub, tiny_gpt2_index: Index, tmp_path: Path
+) -> None:
+    memlens.push(tiny_gpt2_index, REPO)
+    largest = max(facts.bytes for facts in tiny_gpt2_index.manifest.files.values())
+    with (
+        files_no_larger_than(largest - 1),
+        pytest.raises(FilesError, match=r"^cannot write .*out: the file would exceed the size limit"),
+    ):
+        memlens.pull(REPO, out=tmp_path / "out")
+    assert noted(memlens.pull(REPO, out=tmp_path / "out").folder) == noted(tiny_gpt2_index.folder)
 
 
 @pytest.mark.parametrize(("first", "step"), [(1, 20), pytest.param(0, 1, marks=pytest.mark.sweep)])

@@ -299,7 +299,7 @@ def _hub(where: Repository) -> Iterator[HfApi]:
             raise HubError(
                 f"the Hub cannot be reached for {where.name}; check the network, then run the command again"
             ) from error
-        for cause in causes:
+        for cause in causes[1:]:  # an error that is not wrapped may come from writing a download
             if isinstance(cause, OSError):
                 raise FilesError(
                     f"{cause.filename or 'a file'} cannot be read ({cause.strerror}); check the disk, then run the "
