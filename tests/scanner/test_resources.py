@@ -53,6 +53,9 @@ def test_every_gpu_has_a_worker_and_the_driver_is_the_first(model, monkeypatch) 
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
         assert chosen(model, monkeypatch, 1000) == (gpus, threads)
     assert chosen(model, monkeypatch, 1000, device_map="auto") == (1, 8)  # type: ignore[arg-type]
+    monkeypatch.setattr(MemoryModel, "device", torch.device("cuda:1"))
+    assert chosen(model, monkeypatch, 1000) == (1, 8)  # the user named this GPU
+    monkeypatch.setattr(MemoryModel, "device", torch.device("cuda:0"))
     assert isinstance(make_pool(ModelRecipe(model, 1), RunSettings(), 4), ProcessPool)
     assert make_pool(ModelRecipe(model, 1), RunSettings(), 4).driver_works  # type: ignore[attr-defined]
     assert [gpu_of(number, 4, driver_works=True) for number in (1, 2, 3, 4, 5)] == [1, 2, 3, 1, 2]

@@ -61,7 +61,8 @@ def choose_workers(
         return run.workers or 0, threads or 1
     if run.workers is not None:
         return run.workers, threads or max(1, cores // run.workers)
-    if model.device.type == "cuda" and run.device_map is None and not is_complete:
+    uses_all_gpus = model.device.type == "cuda" and not model.device.index  # cuda:1 names a single GPU
+    if uses_all_gpus and run.device_map is None and not is_complete:
         gpus = torch.cuda.device_count()
         return gpus, threads or max(1, cores // gpus)
     if is_complete or run.threads is not None or cores == 1 or model.device.type != "cpu":
