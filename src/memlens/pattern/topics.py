@@ -587,9 +587,7 @@ class Coherence:
         self, sets: NDArray[np.int64], owners: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return z and the number of prefixes with a vector, for each set of prefixes [sets, t]."""
-        sums, wider, classes = _pair_sums(
-            sets, owners, self.words, self.tokens, self.before, self.excluded, self.vectors
-        )
+        sums, wider, classes = self._pair_sums(sets, owners)
         pairs = classes[:, :, None] * classes[:, None, :]
         pairs -= classes[:, :, None] * np.eye(len(SIZES))
         pairs /= 2  # each pair was counted twice
