@@ -5,7 +5,7 @@
     │   ├── ModelNotFound   no model has this name or path
     │   └── UnsupportedModel  the model loads, but the decomposition of its feed-forward blocks cannot be verified
     ├── CorpusError         the corpus cannot be found, read or split into sentences
-    ├── IndexFolderError    the index folder is missing, incomplete or damaged, or it contains something else
+    ├── IndexFolderError    the index folder is missing, incomplete, damaged or not an index
     ├── FilesError          a file cannot be read or written, is damaged, or its folder is locked by another process
     ├── HubError            the Hub cannot be reached, rejects a request, or has no complete index under this name
     ├── OutputError         the output path contains something that must not be replaced
@@ -51,7 +51,7 @@ class CorpusError(MemlensError):
 
 
 class IndexFolderError(MemlensError):
-    """The index folder is missing, incomplete or damaged, or it contains something else."""
+    """The index folder is missing, incomplete, damaged or not an index."""
 
 
 class FilesError(MemlensError):

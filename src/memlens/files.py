@@ -135,7 +135,7 @@ def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def is_sealed(content: Mapping[str, Any]) -> bool:
-    """Return True if the document contains a checksum and its content still matches it."""
+    """Return True if the document contains a checksum and the content still matches the checksum."""
     return _SEAL in content and content[_SEAL] == _seal_of(content)
 
 

@@ -37,7 +37,7 @@ ROWS = pa.schema(
 )
 MOST_PROCESSES = 16  # more processes would only wait for the main process, which reads and writes
 _FIRST, _CHUNK = 1 << 14, 1 << 18  # characters in the first chunk; later chunks double in size up to _CHUNK
-_LONG, _LONG_TOKENS = 1 << 22, 1 << 20  # processes start only for a corpus of at least this size and token limit
+_LONG, _LONG_TOKENS = 1 << 22, 1 << 20  # minimum characters, and minimum token limit, for which processes start
 _PASSAGE = 64  # size that a passage is assumed to have in addition to its text, for the name of its source
 
 

@@ -23,7 +23,7 @@ from memlens.errors import FilesError
 from memlens.files import open_database
 
 Ints = NDArray[np.int64]
-_MEMORY = "256MB"  # beyond this, DuckDB sorts on disk
+_MEMORY = "256MB"  # beyond this size, DuckDB sorts on disk
 _ROWS = 1 << 15  # number of sorted sentences to read at once
 
 

@@ -119,7 +119,7 @@ def export_csv(index: Index, sink: Sink, top: int = MOST_TRIGGERS) -> int:
     return int(index.sql("SELECT count(*) AS n FROM {triggers} WHERE rank < $1", [top])[0]["n"])
 
 
-# How files of each format begin. An export replaces only a file with such a beginning.
+# How files of each format begin. An export replaces an existing file only if it begins like this.
 _BEGINNINGS = (
     re.compile(rb'\{"name":"L\d+(?:[SE]\d+)?N\d+","layer":\d+,"memory":\d+,"max":'),
     re.compile(re.escape(",".join(f'"{name}"' for name in CSV_COLUMNS).encode())),

@@ -138,7 +138,7 @@ def push(index: Index, repo: str, *, private: bool = False, progress: Progress =
 
 
 def pull(repo: str, out: Path, *, resume: bool = True, progress: Progress = no_progress) -> Path:
-    """Copy an index from the Hub into the folder `out` and return it.
+    """Copy an index from the Hub into the folder `out` and return the folder.
 
     Args:
         repo: OWNER/NAME or OWNER/NAME@REVISION.

@@ -94,7 +94,7 @@ class MemoryPattern:
 
 @dataclass(frozen=True)
 class MemorySummary:
-    """The name of a memory in one line and the counts behind it, from a row of names.parquet."""
+    """The one-line name of a memory and the counts that support it, from a row of names.parquet."""
 
     name: str
     confidence: float
@@ -152,7 +152,7 @@ class MemoryRecord:
     value: MemoryValue | None
     triggers: dict[str, tuple[Trigger, ...]]  # end -> triggers, best first
     ordinary: tuple[Trigger, ...]  # random prefixes on which the memory is active
-    seen: int  # number of prefixes that reached the memory: all, or those routed to its expert
+    seen: int  # number of prefixes that reached the memory: all prefixes, or those routed to its expert
     roles: MemoryRoles | None
     quadrants: tuple[MemoryQuadrant, ...] | None  # prefixes by sign quadrant; None if the memory has no gate
     lower_patterns: tuple[MemoryPattern, ...] | None  # patterns of the bottom triggers; None if not stored

@@ -488,7 +488,7 @@ class Index:
                 raise IndexFolderError(f"{self.folder / name} was replaced while it was opened; run the command again")
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
-        """Return a cursor for one query, so that several threads can query. The caller closes it."""
+        """Return a cursor for one query, so that several threads can run queries. The caller closes the cursor."""
         with self._opening:  # the connection itself is not thread-safe
             if self._is_closed:
                 raise IndexFolderError(f"{self.folder} is closed; open it again")
@@ -496,9 +496,9 @@ class Index:
 
     @cached_property
     def _database(self) -> duckdb.DuckDBPyConnection:
-        """The database. It stays open, because opening it costs more than most queries.
+        """The DuckDB database, which stays open because opening it costs more than most queries.
 
-        It has one thread, so that rows have the same order in every run.
+        It uses one thread, so that rows have the same order in every run.
         """
         return open_database()
 

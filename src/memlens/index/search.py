@@ -273,7 +273,7 @@ def search_values(index: Index, query: SearchQuery, mode: str = "token") -> Sear
     """Return the memories whose values promote (or, with `query.bottom`, demote) the texts.
 
     Memories that match more of the texts come first, then those with a better position in the value's list, then those
-    with a higher total probability (at the bottom, a lower one).
+    with a higher total probability (with `query.bottom`, a lower total probability).
 
     Args:
         index: The index.

@@ -37,7 +37,7 @@ class ModuleCall:
     module: nn.Module
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
-    inputs: Tensor  # the first tensor among its arguments
+    inputs: Tensor  # the first tensor among the arguments
     output: Tensor  # the first tensor that it returned
     returned: Any  # the complete return value
 

@@ -41,7 +41,7 @@ class MemoryGroup(ABC):
     kind: str = "dense"  # "dense", "shared" or "routed"
     expert: int = 0  # number of the expert within its kind
     start: int = 0  # the number of the group's first memory in the layer
-    activation: str = "relu"  # name in the checkpoint, such as "gelu_new"
+    activation: str = "relu"  # name of the activation in the checkpoint, such as "gelu_new"
     activate: Callable[[Tensor], Tensor] = field(default=torch.relu, repr=False)  # f
     combine: Callable[[Tensor, Tensor], Tensor] | None = field(default=None, repr=False)  # (x G^T + b, x U^T + b) -> m
     scale: Scale = field(default=None, repr=False)
@@ -232,7 +232,7 @@ class RoutedBlock(NamedTuple):
     groups: Mapping[int, MemoryGroup]  # by expert
     shape: tuple[int, int]  # (batch, pos) of the pass
     experts: Tensor  # [n], ascending
-    rows: Tensor  # [n], rows of the flattened [batch * pos], distinct for each expert
+    rows: Tensor  # [n], rows of the flattened [batch * pos], distinct within each expert
     coefficients: Tensor  # [n, size], s * m
     weights: Tensor  # [n], s
     gates: Tensor | None  # [n, size], x G^T + b_G; None if not gated or if experts are edited

@@ -84,7 +84,7 @@ def describe(model: MemoryModel) -> ModelInfo:
 
 
 def faster_dtype_note(model: MemoryModel) -> str | None:
-    """Return a line about bfloat16 if the checkpoint is bfloat16 and this CPU computes it faster than float32."""
+    """Return a line about bfloat16 if the checkpoint uses it and this CPU computes bfloat16 faster than float32."""
     if model.device.type != "cpu" or model.dtype != torch.float32 or model.stored_dtype != torch.bfloat16:
         return None
     gain = bfloat16_gain(model.first.groups[0].keys)
@@ -97,7 +97,7 @@ def faster_dtype_note(model: MemoryModel) -> str | None:
 
 
 def bfloat16_gain(matrix: torch.Tensor) -> float:
-    """Return how many times as fast the product of states with a matrix [n, d] is in bfloat16 as in float32."""
+    """Return the speedup of bfloat16 over float32 for the product of states with a matrix [n, d]."""
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
         weights, states = matrix.to(dtype), torch.ones(_STATES, matrix.shape[1], dtype=dtype)

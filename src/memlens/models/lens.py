@@ -204,7 +204,7 @@ class Lens:
     def value_scores(self, values: Tensor, layer: int, reading: str | None = None, out: Tensor | None = None) -> Tensor:
         """Return scores [n, vocabulary] of values [n, d] of a layer.
 
-        They are written to `out` if the lens supports it.
+        The scores are written to `out` if the lens supports this.
         """
         return self.folded_scores(self.folded(values, layer, reading), out)
 

@@ -57,8 +57,8 @@ from memlens.models.memory_model import MemoryModel
 _CHECKS = ("coefficients", "output", "addition", "stream", "norms", "causality", "prediction")
 _TOLERANCE, _FLOAT64_TOLERANCE = 3e-5, 1e-6
 _SECOND = 10  # factor by which the tolerance is higher in step 8, which uses large numbers on purpose
-# A tensor subclass can change what a product computes, in the formula as well as in the network. Inside this context,
-# formulas use the plain numbers of a tensor.
+# A tensor subclass can change what a product computes, in the formula as well as in the network. Inside the context
+# `_plain_numbers`, formulas use the plain numbers of a tensor.
 _plain_numbers = torch._C.DisableTorchFunctionSubclass
 
 
@@ -375,7 +375,7 @@ class _PinnedBlock:
         return alone, mixing
 
     def writers(self, products: Sequence[Product], o: Tensor) -> list[Product]:
-        """Return the products whose output reaches the stream through no other product."""
+        """Return the products whose output reaches the stream directly, without another product in between."""
         # usually there are no writers, and a single run shows this
         if not products or torch.equal(rows_of(self._run(products)[0]), o):
             return []

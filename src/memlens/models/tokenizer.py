@@ -239,7 +239,7 @@ _stderr = Lock()
 
 @contextmanager
 def explain_panics(kind: type[MemlensError], failure: str) -> Iterator[None]:
-    """Turn a panic of a Rust library into an error with one line. Hold back other output to stderr until the end.
+    """Turn a panic of a Rust library into a one-line error. Other output to stderr is held back until the block ends.
 
     A panic is a BaseException, raised for example if a regular expression backtracks too often. Rust first reports the
     panic on stderr in up to hundreds of lines. These lines are dropped.

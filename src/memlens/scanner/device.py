@@ -52,7 +52,7 @@ ROWS = 32  # rows of a strip; strips of experts have half as many, because exper
 _WAITING = 2  # maximum number of batches that wait for insertion into the lists
 _ROOM = 1024  # minimum number of strips that a buffer of hits has room for
 _FRACTION = 2**24  # sums are kept in fixed point: number of parts per UNIT
-_LARGEST = 2.0**62 * UNIT  # sums beyond this are rejected
+_LARGEST = 2.0**62 * UNIT  # larger sums raise ModelError
 # limits of torch.compile for computing an intermediate result again instead of storing it
 FUSION: dict[str, Any] = {
     "realize_reads_threshold": 64,
@@ -308,7 +308,7 @@ class Source:
             count_reach_(self.scan.reach, 0, batch.candidates)
 
     def collect(self) -> None:
-        """Add the device's totals to the totals of the layer, and reset them. Waits for the device.
+        """Add the totals on the device to those of the layer, and reset the former. Waits for the device.
 
         Raises:
             ModelError: A coefficient is NaN, infinite or absurdly large.

@@ -52,7 +52,7 @@ SENTENCES = 16  # number of sentences to read before the lists and their thresho
 
 EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # edges of position ranges: 0, 1, 2 to 3, 4 to 7, ..., 512 and more
 BUCKETS = len(EDGES) + 1
-UNIT = 2.0**-20  # sums are rounded to multiples of this, because integers add up to the same bits in any order
+UNIT = 2.0**-20  # sums are counted in integer multiples of UNIT, which add up to the same bits in any order
 KEPT = 5  # number of prefixes listed for each sign quadrant
 DRAWN = 100  # number of prefixes in the random sample of each expert
 EXAMPLES = 8  # number of example prefixes per memory; the index leaves out those that are triggers

@@ -103,7 +103,7 @@ def all_ranges(counts: Sequence[int] | NDArray[np.integer[Any]]) -> Iterator[Bat
 def remaining_ranges(
     counts: Sequence[int] | NDArray[np.integer[Any]], done: DoneBatches, shard: ShardNumber | None = None
 ) -> Iterator[BatchRange]:
-    """Yield the ranges of a plan, or of one shard of it, that are not done."""
+    """Yield the ranges of a plan, or of one shard of the plan, that are not in `done`."""
     for number, batches in enumerate(all_ranges(counts)):
         if shard is None or number % shard.of == shard.number - 1:
             yield from done.remaining(batches)
