@@ -320,10 +320,10 @@ class _Work:
 
 
 FOLDER = "memlens-demo"
-# text for the experiments of section 5; the model was not trained on it, as in the paper
+# text for the experiments of the paper's section 5, on which the model was not trained
 HELD_OUT = f"{BUNDLED}:held-out"
 READ = 200_000  # number of tokens of the bundled text to read
-PREFIXES = 1000  # number of prefixes for the experiments of section 5
+PREFIXES = 1000  # number of prefixes for the experiments of the paper's section 5
 EDITED = 8  # number of memories per layer in the local-edits experiment
 
 
@@ -361,7 +361,7 @@ def demo(
         model: A model as in `analyze`. The default is the bundled model.
         corpus: A corpus. The default is the bundled text.
         out: Folder to write the index and report.html to.
-        prefixes: Number of prefixes for the experiments of section 5.
+        prefixes: Number of prefixes for the experiments of the paper's section 5.
         edited: Number of memories per layer in the local-edits experiment.
         **options: Further options of `analyze`.
 

@@ -36,7 +36,7 @@ _MOST_HITS = 10**9
 _MOST_LETTERS = 1000  # maximum number of characters of a query
 _MOST_PIECES = 50  # maximum number of tokens to show for a text that is not one token
 _SHOWN = 10  # memories in the repr of a result
-_MOST_TOKENS = 200  # maximum number of tokens that contain a text
+_MOST_TOKENS = 200  # maximum number of tokens that a text may match
 
 
 @dataclass(frozen=True)

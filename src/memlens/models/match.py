@@ -22,7 +22,7 @@ from memlens.models.lens import Norm, NormKind, to_float64
 
 NEAR = 2e-2  # largest deviation of a proposal; the proof is much stricter and reports the exact deviation
 _EXACT = 1e-5
-_COLUMNS = 64  # number of units to compare first
+_COLUMNS = 64  # number of hidden units that are compared first
 _COMMON = ("silu", "gelu", "gelu_pytorch_tanh", "relu")  # preferred names among equal functions
 _EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8)
 

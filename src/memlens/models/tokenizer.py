@@ -22,11 +22,11 @@ from memlens.memory import EncodedText
 
 _PROBE = "The river"
 _MOST_GROWTH = 64  # maximum growth of a text by the replacements of a normalizer
-_PATIENCE = 60.0  # seconds per text, plus one for every _SLOWEST characters
+_PATIENCE = 60.0  # time limit per text in seconds, plus one second for every _SLOWEST characters
 _GRACE = 5.0  # seconds to wait after a signal, because Rust should not return to an interpreter that is ending
 _SLOWEST = 10_000  # characters per second; most tokenizers read more than 100,000
 _MOST_ADDED = 64  # maximum number of special tokens that the tokenizer may add to a text
-_MOST_UNUSED = 1 << 20  # maximum number of ids that may have no token
+_MOST_UNUSED = 1 << 20  # maximum number of ids without a token
 _LONE_BYTES = re.compile("[\udc80-\udcff]+")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")  # a single byte in sentencepiece
 _SPACE_MARK = "\u2581"  # a space in sentencepiece

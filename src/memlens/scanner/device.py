@@ -138,7 +138,7 @@ def strip_reader(device: torch.device) -> Callable[..., StripStatistics]:
 
 
 def compile_reader(device: torch.device) -> Callable[..., StripStatistics] | None:
-    """Return `strip_statistics` compiled for a device, or None if this fails or gives other results on an example."""
+    """Return `strip_statistics` compiled for a device, or None if compiling fails or changes results on an example."""
     compiled = torch.compile(strip_statistics, dynamic=True, options=FUSION)
     random = torch.Generator().manual_seed(0)
     block, gates = torch.randn(2, 100, 40, generator=random).to(device)
@@ -450,7 +450,7 @@ class DeviceScan:
             future = self._thread.submit(self._insert, batch, self._run(batch, overflowing))
 
     def _run(self, batch: _Batch, again: Sequence[Source] = ()) -> list[Callable[[], list[_Sent]]]:
-        """Run the model on a batch and start copying its results. `again` are sources whose hits did not fit."""
+        """Run the model on a batch and start copying its results. `again` limits this to the given sources."""
         ranges: dict[torch.device, Tensor] = {}
         strips: dict[torch.device, Strips] = {}  # strips of dense blocks
         sent: dict[torch.device, list[_Sent]] = {}
