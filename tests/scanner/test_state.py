@@ -1,10 +1,22 @@
 """Which batches are done and which remain, compared with plain sets of numbers."""
 
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from memlens.errors import IndexFolderError, SettingError
-from memlens.scanner.state import BATCHES_PER_RANGE, BatchRange, DoneBatches, ShardNumber, all_ranges, remaining_ranges
+from memlens.scanner.state import (
+    BATCHES_PER_RANGE,
+    BatchRange,
+    DoneBatches,
+    PartFolder,
+    ShardNumber,
+    all_ranges,
+    remaining_ranges,
+)
 
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=4)
 
@@ -58,6 +70,17 @@ def test_a_batch_in_two_parts_is_refused() -> None:
     other.add(3, 3, 5)
     with pytest.raises(IndexFolderError, match=r"batch 3 of window 3 .* in two of the parts"):
         one.merge(other)
+
+
+def test_checking_a_part_holds_one_of_its_arrays_in_memory(tmp_path: Path) -> None:
+    parts = PartFolder(tmp_path / "parts")
+    parts.save("part", {f"{layer}.keys": np.full(250_000, layer, np.float64) for layer in range(10)})
+    tracemalloc.start()
+    try:
+        parts.check()
+        assert tracemalloc.get_traced_memory()[1] < 3 * 250_000 * 8
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("text", ["", "3", "0/4", "5/4", "-1/4", "a/b", "1/0", "²/4", "1/4/2", "3/99999999"])

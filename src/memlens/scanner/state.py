@@ -244,7 +244,9 @@ class PartFolder:
         for temporary in self.folder.glob("*.npz.part"):
             temporary.unlink()
         for name in self.names():  # a damaged part should fail now and not after hours of work
-            read_part(self.path(name))  # numpy compares the checksum of each array
+            with _open_part(self.path(name)) as saved:
+                for array_name in saved.files:  # one array at a time, because a part may be large
+                    saved[array_name]  # numpy compares the checksum
 
 
 @contextmanager
