@@ -114,6 +114,8 @@ def test_held_out_pairs_are_read_from_a_file(run: Run, tiny_gpt2: Path, rows: An
         ),
         (["--pairs", "missing.jsonl", "--steps", "0"], "--steps is 0; it must be 1 or more"),
         (["--pairs", "missing.jsonl", "--test", "1"], "--test is 1.0; it must be a share between 0 and 1"),
+        (["--pairs", "a", "--held-out", "b", "--test", "0.2"], "--test has no effect with --held-out"),
+        (["--pairs", "a", "--method", "patching", "--steps", "5"], "--steps has no effect with --method patching"),
         (["--pairs", "missing.jsonl", "--heads"], "--heads has no effect with --pairs"),
         (["The river", "--against", "river boat"], "'river boat' is not one token of this model"),
     ],

@@ -10,9 +10,12 @@ from cli_helpers import Paths, Run, Stops, checksums, is_refused, outcomes, tabl
 
 import memlens
 from memlens import api, pipeline
+from memlens.cli.analyze import _print_finding
+from memlens.cli.screen import Screen
 from memlens.experiments.run import EXPERIMENTS
 from memlens.index.reader import Index
 from memlens.pipeline import STAGES
+from memlens.reports.findings import Finding
 
 OPTIONS: dict[str, Any] = {"top": 7, "tokens": 9, "sample": 30, "threads": 1, "null_tokens": 0}
 COMMAND = ("--top", 7, "--tokens", 9, "--sample", 30, "--null-tokens", 0)
@@ -152,6 +155,15 @@ def test_the_command_prints_findings_verdicts_and_where_the_page_is(
     assert [stage["outcome"] for stage in answer["stages"]] == ["kept"] * 5 + ["made"]
     assert answer["report"] == str(whole / "report.html") and answer["scan"]["memories"] == 120
     assert len(answer["findings"]) == 5 and sum(answer["verdicts"].values()) > 10
+
+
+def test_a_finding_fits_the_screen_if_a_trigger_or_its_last_token_is_long(capsys: pytest.CaptureFixture[str]) -> None:
+    triggers = [("The ", "-" * 90), ("", "=" * 75), ("The river " * 12, " boat")]
+    _print_finding(Screen(), 1, Finding("name", "title", "memlens", "L0N1", tuple(triggers)))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "   …" + "…" + "-" * 74 + "]" and lines[2] == "   …" + "=" * 74 + "]"
+    assert lines[3].endswith("The river  [boat]") and lines[3].count("[") == 1
+    assert len(lines) == 5 and all(len(line) <= 80 for line in lines)
 
 
 def test_the_command_stops_with_130_and_continues(run, models, text, analyzed, tmp_path, monkeypatch) -> None:

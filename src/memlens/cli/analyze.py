@@ -211,6 +211,7 @@ def _print_finding(screen: Screen, place: int, finding: Finding) -> None:
     screen.paragraph(Text.assemble((f"{place}. ", "dim"), (visible(finding.title), "bold")))
     for before, token in finding.triggers:
         last = f"[{visible(token)}]" if token == token.lstrip() else f" [{visible(token.lstrip())}]"
+        last = cut_left(last, room - 1)  # one column for the … of the text before it
         line = cut_left(visible(before) + last, room)
         screen.result(Text.assemble("   ", line.removesuffix(last), (last, "bold")))
     if finding.curve is not None:

@@ -106,6 +106,10 @@ def circuit(
         refuse_options(given_options(TASK), "has no effect with a prompt")
     else:
         refuse_options(given_options(_PROMPT), "has no effect with --pairs")
+    if held_out is not None:
+        refuse_options(["--test"], "has no effect with --held-out")
+    if (method := options.get("method")) in ("relevance", "patching"):
+        refuse_options(["--steps"], f"has no effect with --method {method}")
     is_ours = is_graph if pairs is None else is_intervention
     check_outputs({"--save": (save, is_ours), "--svg": (svg, is_svg), "--report": (report, is_task_page)}, force=force)
     if pairs is None:
