@@ -175,6 +175,8 @@ def make_site(
             _Site(index, out, top, graphs, progress).write()
         return out / "index.html"
     refuse_output(out, _is_archive, force=force)
+    with explain_os_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)  # before the pages are made, which takes long
     with explain_os_errors(out), TemporaryDirectory(prefix="memlens-site-") as temporary, replacing(out) as beside:
         _Site(index, Path(temporary), top, graphs, progress).write()
         _pack(Path(temporary), beside)
