@@ -64,6 +64,10 @@ def fail(value: None, item: int) -> int:
     return 1 // item
 
 
+def read_missing_file(folder: Path, item: int) -> bytes:
+    return (folder / "missing").read_bytes()
+
+
 class Panic(BaseException):
     pass
 
@@ -118,6 +122,12 @@ def test_the_driver_may_be_one_of_the_workers(tmp_path: Path) -> None:
     assert list(pool.map(name_process, [7])) == [(7, os.getpid())]
     (tmp_path / "died").unlink(missing_ok=True)
     assert list(pool.map(die_once_elsewhere, range(8))) == list(range(8))
+
+
+def test_an_error_of_the_driver_is_that_of_a_worker(tmp_path: Path) -> None:
+    pool = ProcessPool(PickledSource(tmp_path), 2, driver_works=True)
+    with pytest.raises(RuntimeError, match=r"a worker failed:(.|\n)*in read_missing_file(.|\n)*FileNotFoundError"):
+        list(pool.map(read_missing_file, [0]))
 
 
 def test_an_item_that_kills_every_worker_is_given_up() -> None:

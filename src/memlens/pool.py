@@ -271,8 +271,7 @@ class ProcessPool:
                         task.future = task.future or executor.submit(_apply, task.item)
                     first, last = tasks[0].future, tasks[-1]
                     if last.future is None and not (first is not None and first.done()):
-                        last.future = Future()
-                        last.future.set_result(function(self.source.value, last.item))
+                        last.future = self._compute(function, last.item)
                     result = self._wait(tasks[0].future)
                 except TerminatedWorkerError as error:
                     self.check_stop()  # the signal that killed the workers may also have been sent to this process
@@ -301,6 +300,15 @@ class ProcessPool:
             _stop_executor(executor)
         for item in chain((task.item for task in tasks), remaining):
             yield function(self.source.value, item)
+
+    def _compute(self, function: Callable[[Any, Item], Any], item: Item) -> Future[Any]:
+        """Apply the function in this process. Errors are the same as those of a worker."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(self.source.value, item))
+        except Exception as error:
+            future.set_exception(_portable(error))
+        return future
 
     def _wait(self, future: Future[Any] | None) -> Any:
         assert future is not None
