@@ -53,6 +53,16 @@ def test_layers_and_memories_must_exist(index, layer, memory, problem):
         Tables(index).rows("vetoes")
 
 
+@pytest.mark.parametrize("column", ["final_token", "token"])
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_tokens_that_are_shown_must_exist(index, column, token):
+    name = {"final_token": "experiments/prefixes", "token": "experiments/predictive-values"}[column]
+    rows = [{"layer": 0, "memory": 0, column: 0}, {"layer": 0, "memory": 0, column: token}]
+    write(index, name, pa.Table.from_pylist(rows, SCHEMAS[name]))
+    with pytest.raises(IndexFolderError, match=f"refers to token {token}, which does not exist"):
+        read_table(index, name, SCHEMAS[name])
+
+
 def test_a_report_of_such_a_table_is_refused_in_one_line(index, capsys):
     write(index, "experiments/rank", SCHEMAS["experiments/rank"].empty_table().drop_columns(["median"]))
     assert main(["report", str(index.folder)]) == 2

@@ -484,8 +484,8 @@ def read_table(index: Index, name: str, schema: pa.Schema) -> pa.Table | None:
     """Return the table of an experiment, or None if it was not computed.
 
     Raises:
-        IndexFolderError: The file is damaged, a column is missing, or a row refers to a layer or memory that the index
-            does not have. A valid checksum does not exclude this, because the author of a table also writes its
+        IndexFolderError: The file is damaged, a column is missing, or a row refers to a layer, memory or token that the
+            index does not have. A valid checksum does not exclude this, because the author of a table also writes its
             checksum.
     """
     if not index.has(name):
@@ -498,7 +498,7 @@ def read_table(index: Index, name: str, schema: pa.Schema) -> pa.Table | None:
 
 
 def _find_problem(table: pa.Table, schema: pa.Schema, index: Index) -> str:
-    """Describe a column that is missing, or a layer or memory that does not exist. Returns "" if all is well."""
+    """Describe a missing column, or a layer, memory or token that does not exist. Returns "" if all is well."""
     for column in schema:
         if column.name not in table.column_names or table.schema.field(column.name).type != column.type:
             return f"it has no column '{column.name}' of type {column.type}"
@@ -513,6 +513,10 @@ def _find_problem(table: pa.Table, schema: pa.Schema, index: Index) -> str:
             for memory in pc.min_max(memories).as_py().values():
                 if memory not in range(index.memories(layer)):
                     return f"it refers to memory {memory} of layer {layer}, which does not exist"
+    for name in {"token", "final_token", "residual_token"} & {*schema.names}:  # shown as text
+        for token in pc.min_max(table.column(name)).as_py().values():
+            if token is not None and token not in range(index.manifest.model.vocabulary):
+                return f"it refers to token {token}, which does not exist"
     return ""
 
 
