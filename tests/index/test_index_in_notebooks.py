@@ -70,6 +70,10 @@ def test_a_search_finds_what_the_engine_finds_and_has_a_short_repr(tiny_gpt2_ind
     index = tiny_gpt2_index
     found = index.search("river", limit=30, layers=(0, 1))
     assert found == search(index, SearchQuery(("river",), limit=30, layers=(0, 1))) and found.total > 10
+    assert found == index.search("river", limit=30, layers="0-1")
+    for options in ({"kind": "both?"}, {"agreement": "maybe"}, {"order": "size"}, {"place": "text"}):
+        with pytest.raises(SettingError, match="choose one of"):
+            index.search("river", **options)
     assert repr(found).splitlines()[0] == f"{found.total} memories" and len(repr(found).splitlines()) == 12
     assert found._repr_html_().count("<tr>") == len(found.found) + 1
     listed = index.search(order="frequency", limit=1).found[0]

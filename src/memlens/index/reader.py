@@ -361,9 +361,11 @@ class Index:
             'triggers'
         """
         from memlens.index.search import SearchQuery, search
-        from memlens.settings import split_options
+        from memlens.settings import parse_layers, split_options
 
         (checked,) = split_options("search", {"place": place, **options}, SearchQuery)
+        if isinstance(layers := checked.get("layers"), str):
+            checked["layers"] = parse_layers(layers)
         return search(self, SearchQuery(**checked | {"texts": texts}))
 
     def sql(self, query: str, parameters: Sequence[Any] = ()) -> QueryResult:

@@ -171,8 +171,14 @@ def search(index: Index, query: SearchQuery) -> SearchResult:
         raise SettingError(f"--limit is {query.limit}; it must be 1 or more, and at most {_MOST_HITS:,}")
     if len(query.text) > _MOST_LETTERS:
         raise SettingError(f"the text to search for has {len(query.text):,} characters; give at most {_MOST_LETTERS:,}")
-    if query.place not in PLACES:
-        raise SettingError(f"--in is '{query.place}'; choose one of: {', '.join(PLACES)}")
+    for option, value, choices in (
+        ("in", query.place, PLACES),
+        ("kind", query.kind or "none", get_args(Kind)),
+        ("agreement", query.agreement or "no", ("yes", "no")),
+        ("order", query.order, get_args(Statistic)),
+    ):
+        if value not in choices:
+            raise SettingError(f"--{option} is '{value}'; choose one of: {', '.join(choices)}")
     for option, places in _OPTION_PLACES.items():
         if getattr(query, option) and query.place not in places:
             purpose = f"--{option.replace('_', '-')} is for --in {' or '.join(places)}"
