@@ -431,8 +431,8 @@ _TRIGGERS, _VALUES, _FILTERS = "Matching in triggers", "Matching in values and p
     "place",
     default="triggers",
     metavar="|".join(_PLACES),
-    help="Where to search: in triggers, promoted tokens (values), patterns or names. fires loads the model and "
-    "finds memories that are active on the text.",
+    help="Where to search: triggers, promoted tokens (values), patterns or names. The choice `fires` loads the model "
+    "and finds memories that are active on the text.",
 )
 @option("--limit", type=int, default=20, metavar="N", help="Number of memories to list.")
 @option(

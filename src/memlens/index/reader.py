@@ -714,7 +714,7 @@ class Index:
         """Return the model that was scanned.
 
         Args:
-            model: The model or its location; None for the location during the scan.
+            model: The model or its location. None uses the location that the scan recorded.
             options: Options of `memlens.load`.
 
         Returns:

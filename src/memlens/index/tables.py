@@ -125,7 +125,7 @@ def write_scan_tables(folder: Path, scanned: JoinedParts, store: CorpusStore) ->
 
 
 def write_vocabulary(folder: Path, tokenizer: Tokenizer, size: int) -> FileFacts:
-    """Write the text of every row of the output embedding. Rows beyond the tokenizer have an empty text."""
+    """Write the text of every row of the output embedding. Rows without a token in the tokenizer have an empty text."""
     texts = [tokenizer.token_text(token) if token < tokenizer.size else "" for token in range(size)]
     table = pa.table({"token": range(size), "text": texts}, VOCABULARY_SCHEMA)
     return write_table(folder / VOCABULARY, VOCABULARY_SCHEMA, iter([table]))

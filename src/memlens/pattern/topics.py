@@ -624,7 +624,7 @@ class Coherence:
         return np.where(upper, means, means.T), np.where(upper, variances, variances.T)
 
     def p_values(self, z: NDArray[np.float64], filled: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the probability that swapped triggers are as coherent, or 1 for fewer than three prefixes."""
+        """Return the probability that swapped triggers are at least as coherent, or 1 below three prefixes."""
         p = np.ones(len(z))
         sizes = sorted(self.null)
         for size, following in zip(sizes, [*sizes[1:], np.iinfo(np.int64).max], strict=True):

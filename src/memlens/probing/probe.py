@@ -51,7 +51,7 @@ class ProbedMemory:
     """A memory of the best probe."""
 
     memory: MemoryId
-    difference: float  # difference of class means in standard deviations, or the correlation with numbers
+    difference: float  # difference of class means in standard deviations; for numbers, the correlation with the label
     typical: float  # mean coefficient for texts of the last class, or its change per unit of a numeric label
     alone: float  # test score of this coefficient alone, as AUC or correlation
     promotes: tuple[str, ...]

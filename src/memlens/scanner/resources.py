@@ -46,7 +46,7 @@ def choose_workers(
 ) -> tuple[int, int]:
     """Return the number of workers and of threads per worker, by the rules at the top of this module.
 
-    A number of 0 workers means as many as fit on a Ray cluster.
+    0 workers on a Ray cluster means as many as fit on it.
 
     Args:
         run: Options of the run.

@@ -45,8 +45,9 @@ _HOW = "write L3N51=3.5 to set, =x2 to scale, =0 to silence"
 class Edit:
     """A change to the coefficients of some memories, of a whole layer or of a whole expert.
 
-    `coefficient` sets, `factor` scales, and without either of them the edit silences. `positions` count the prompt's
-    tokens from 0, or from the end if they are negative. None means all positions, including BOS and new tokens.
+    `coefficient` sets the coefficients and `factor` scales them. With neither, the edit silences the memories.
+    `positions` count the prompt's tokens from 0, or from the end if they are negative. None means all positions,
+    including BOS and new tokens.
 
     Example:
         >>> str(memlens.Edit("L3N51"))
