@@ -313,7 +313,7 @@ def _list_causes(error: BaseException) -> list[BaseException]:
     return [error, *(_list_causes(error.__cause__) if error.__cause__ else ())]
 
 
-def _is_unreachable(error: BaseException) -> bool:
+def _is_unreachable(error: BaseException | None) -> bool:
     """Return True if the error means that the connection failed."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 

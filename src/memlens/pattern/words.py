@@ -226,8 +226,9 @@ class PrefixWords(NamedTuple):
         offsets = np.concatenate([self.offsets, other.offsets[1:] + self.offsets[-1]])
         names = ("last", "whole", "opens", "tokens", "following", "goes_on", "documents")
         each = (np.concatenate([getattr(self, name), getattr(other, name)]) for name in names)
-        words = (np.concatenate([getattr(self, name), getattr(other, name)]) for name in ("words", "spellings"))
-        return PrefixWords(*words, offsets, *each)
+        words = np.concatenate([self.words, other.words])
+        spellings = np.concatenate([self.spellings, other.spellings])
+        return PrefixWords(words, spellings, offsets, *each)
 
 
 def read_prefix_words(
