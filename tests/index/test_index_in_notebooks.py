@@ -60,7 +60,7 @@ def test_a_query_result_has_a_short_repr_a_table_and_arrow(tiny_gpt2_index: Inde
         table.to_pylist() == rows == pickle.loads(pickle.dumps(rows))
         and str(table.schema.field("layer").type) == "int32"
     )
-    frame = pytest.importorskip("pandas") and rows.to_pandas()
+    frame = rows.to_pandas()  # pandas comes with the extra `datasets`
     assert list(frame.columns) == ["layer", "memory", "word"] and len(frame) == len(rows)
     empty = tiny_gpt2_index.sql("SELECT layer FROM {memories} WHERE layer = 99")
     assert repr(empty) == "[]" and empty.to_arrow().column_names == ["layer"] and "0 rows" in empty._repr_html_()
